@@ -309,6 +309,7 @@ struct BwdSharedStorage {
   uint32_t work_tiles_taken[Config::kConsumers];  // count, by each consumer
   int32_t partials_arrived[Config::kConsumers];   // partials that arrived before the consumer's own
   int32_t preprocessed_heads;                     // lower bound that the scheduler has read
+  int32_t has_large_lse;  // rows of those heads may have a base, see BackwardParams::softmax_base
   Interval visible_queries[Config::kTileKv];      // per key of the work tile
   // ALiBi slope of the head of each Q stage, in units of log2(e), or 0; written before Q arrives.
   float alibi_slopes[Config::kHasScoreMod ? Config::kQStages : 1];

@@ -143,8 +143,7 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
     const int32_t heads = (work_tile.b * params.common.problem.heads_kv + work_tile.kv_head + 1) *
                           params.common.q_heads_per_kv_head;
     wait_preprocessed(params, storage, heads);
-    const cuda::BackwardParams& common = params.common;
-    if (ptx::load_acquire(common.large_lse) == common.large_lse_stamp) {
+    if (static_cast<const volatile int32_t&>(storage.has_large_lse)) {
 #pragma unroll
       for (auto& span : work_tile.q_spans) span.full.end = kHasLargeLse;
     }
@@ -221,7 +220,7 @@ __device__ __forceinline__ void scheduler_warp(const BackwardParams& params,
                                                BwdSharedStorage<Config>& storage) {
   const bool leader = !Config::kHasBlockMask || threadIdx.x % 32 == 0;
   if (leader) {
-    wait_first_heads<Config>(params);
+    wait_first_heads(params, storage);
     wait_preprocessed(params, storage, 1);  // earlier kernels may write the lengths, too
   }
   if constexpr (Config::kInlinePostprocess) {

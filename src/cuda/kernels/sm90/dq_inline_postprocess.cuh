@@ -9,6 +9,14 @@
 
 namespace flashattn::cuda::sm90 {
 
+// Reads whether rows may have a base: of heads that are known to be preprocessed.
+template <class Config>
+__device__ __forceinline__ void read_large_lse(const BackwardParams& params,
+                                               BwdSharedStorage<Config>& storage) {
+  const volatile uint64_t& stamp = *params.common.large_lse;
+  static_cast<volatile int32_t&>(storage.has_large_lse) = stamp == params.common.large_lse_stamp;
+}
+
 // Whether the first `heads` heads, (batch, head), are preprocessed. The scheduler asks: what it
 // starts or publishes from then on is ordered after the preprocessing.
 template <class Config>
@@ -25,15 +33,17 @@ __device__ __forceinline__ bool is_preprocessed(const BackwardParams& params,
   }
   ptx::fence_gpu();
   ptx::fence_async_proxy_global();
+  read_large_lse(params, storage);
   known = least;
   return least >= heads;
 }
 
 // Waits until the first heads are preprocessed; before that, is_preprocessed() may see values that
-// another launch has left.
+// another launch has left. Without overlap all are.
 template <class Config>
-__device__ __forceinline__ void wait_first_heads(const BackwardParams& params) {
-  if (!Config::kOverlapPreprocess || !params.preprocess) return;
+__device__ __forceinline__ void wait_first_heads(const BackwardParams& params,
+                                                 BwdSharedStorage<Config>& storage) {
+  if (!Config::kOverlapPreprocess || !params.preprocess) return read_large_lse(params, storage);
   while (ptx::load_acquire(&params.preprocess->ready) != params.preprocess_stamp) __nanosleep(50);
 }
 
