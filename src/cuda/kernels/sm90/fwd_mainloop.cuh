@@ -112,7 +112,8 @@ class FwdMainloop : FwdSoftmax<Config> {
         --n;
       }
     } else if (Config::kRedoFirst && work_tile().redo_online) {
-      n = redo_steps(n, first);
+      redo_tile();
+      n = begin - 1;
     } else if (Config::kRedoFirst || !work_tile().redo_online) {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
@@ -153,7 +154,10 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    if (!Config::kRedoFirst && work_tile().redo_online && first < end) n = redo_steps(n, first);
+    if (!Config::kRedoFirst && work_tile().redo_online && first < end) {
+      redo_tile();
+      n = begin - 1;
+    }
     for (; n >= begin; --n) this->skip_tile(kv_state_, true);
     this->finish_tile(o_, 1.0f);
     q_state_.advance();
@@ -253,10 +257,13 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kIsOnline || kPath == ScorePath::kFirstKeys) rescale_o(o_scale);
   }
 
-  // The steps of a redone work tile from tile n on: the base is that of every tile so far, and it is
-  // subtracted exactly, from rounded scores. They overlap nothing, as they are rare, and are all
-  // alike, so that their code is short. Returns the next n.
-  __device__ __forceinline__ int32_t redo_steps(int32_t n, int32_t first) {
+  // All KV tiles of a redone work tile. The base is that of every tile so far, and it is subtracted
+  // exactly, from rounded scores. The steps overlap nothing, as they are rare, and are all alike, so
+  // that their code is short. It has a counter of its own: the usual steps keep theirs in a uniform
+  // register.
+  __device__ __forceinline__ void redo_tile() {
+    const int32_t first = warpgroup_tile().kv_begin;
+    int32_t n = work_tile().kv_end - 1;
     for (; n >= warpgroup_tile().kv_end; --n) this->skip_tile(kv_state_, true);
     reset_accumulators();
     bool in_order = false;
@@ -287,7 +294,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    return n;
+    for (; n >= work_tile().kv_begin; --n) this->skip_tile(kv_state_, true);
   }
 
   // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
