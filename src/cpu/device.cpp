@@ -41,6 +41,12 @@ bool has_tiles() {
 #endif
 }
 
+#if defined(__aarch64__)
+// Bits of Linux: HWCAP_ASIMD and HWCAP2_BF16.
+bool has_neon() { return os::processor_flags().first & 1u << 1; }
+bool has_neon_bf16() { return has_neon() && os::processor_flags().second & 1u << 14; }
+#endif
+
 struct InstructionSet {
   const char* name;
   const Kernels& (*kernels)();
@@ -70,6 +76,12 @@ const InstructionSet kInstructionSets[] = {
 #if FLASHATTN_HAVE_AVX512_AMX
     {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); },
      os::request_tile_registers},
+#endif
+#if FLASHATTN_HAVE_NEON
+    {"neon", neon::kernels, has_neon, nullptr},
+#endif
+#if FLASHATTN_HAVE_NEON_BF16
+    {"neon_bf16", neon_bf16::kernels, has_neon_bf16, nullptr},
 #endif
 };
 
@@ -138,10 +150,12 @@ Choice choose() {
                   best->name);
     return choice;
   }
-  int used = std::snprintf(
-      choice.reason, sizeof choice.reason,
-      "%s is the fastest instruction set of this build on processors of family %u, model %u",
-      best->name, processor.backend, processor.model);
+  int used = std::snprintf(choice.reason, sizeof choice.reason,
+                           "%s is the fastest instruction set of this build on ", best->name);
+  const size_t room = sizeof choice.reason - static_cast<size_t>(used);
+  used += std::snprintf(choice.reason + used, room,
+                        processor.backend ? "processors of family %u, model %u" : "this processor",
+                        processor.backend, processor.model);
   const auto add = [&](const char* format, const char* name) {
     const size_t room = sizeof choice.reason - static_cast<size_t>(used);
     used += std::snprintf(choice.reason + used, room, format, name, name);
