@@ -14,18 +14,14 @@ namespace flashattn {
 namespace cpu {
 namespace {
 
-bool has_bf16() {
 #if defined(__x86_64__)
+bool has_bf16() {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
 }
 
 bool has_tiles() {
-#if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
@@ -36,12 +32,8 @@ bool has_tiles() {
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kSavedTiles = 3u << 17;
   return (low & kSavedTiles) == kSavedTiles;
-#else
-  return false;
-#endif
 }
-
-#if defined(__aarch64__)
+#elif defined(__aarch64__)
 // Bits of Linux: HWCAP_ASIMD and HWCAP2_BF16.
 bool has_neon() { return os::processor_flags().first & 1u << 1; }
 bool has_neon_bf16() { return has_neon() && os::processor_flags().second & 1u << 14; }
@@ -152,8 +144,7 @@ Choice choose() {
   }
   int used = std::snprintf(choice.reason, sizeof choice.reason,
                            "%s is the fastest instruction set of this build on ", best->name);
-  const size_t room = sizeof choice.reason - static_cast<size_t>(used);
-  used += std::snprintf(choice.reason + used, room,
+  used += std::snprintf(choice.reason + used, sizeof choice.reason - static_cast<size_t>(used),
                         processor.backend ? "processors of family %u, model %u" : "this processor",
                         processor.backend, processor.model);
   const auto add = [&](const char* format, const char* name) {
