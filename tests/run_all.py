@@ -179,7 +179,8 @@ def arm(run: Run) -> Count:
         taken = isa_with(env, python)
         if taken != isa:
             raise Failed(f"on {processor} the library takes {taken or 'nothing'}, not {isa}")
-        count += run.pytest(*tests, "-m", "smoke", "-p", "no:faulthandler",
+        # case8-2 takes a minute.
+        count += run.pytest(*tests, "-m", "smoke", "-k", "not case8-2", "-p", "no:faulthandler",
                             f"--random-seed={run.seed}", env=env, python=python)
     return count
 

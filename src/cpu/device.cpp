@@ -15,13 +15,13 @@ namespace cpu {
 namespace {
 
 #if defined(__x86_64__)
-bool has_bf16() {
+[[maybe_unused]] bool has_bf16() {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("fma");
 }
 
-bool has_tiles() {
+[[maybe_unused]] bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
@@ -35,8 +35,10 @@ bool has_tiles() {
 }
 #elif defined(__aarch64__)
 // Bits of Linux: HWCAP_ASIMD and HWCAP2_BF16.
-bool has_neon() { return os::processor_flags().first & 1u << 1; }
-bool has_neon_bf16() { return has_neon() && os::processor_flags().second & 1u << 14; }
+[[maybe_unused]] bool has_neon() { return os::processor_flags().first & 1u << 1; }
+[[maybe_unused]] bool has_neon_bf16() {
+  return has_neon() && os::processor_flags().second & 1u << 14;
+}
 #endif
 
 struct InstructionSet {
