@@ -43,9 +43,8 @@ FLASHATTN_INLINE uint8x8_t load_bytes(const void* p) {
 
 FLASHATTN_INLINE Floats select_by_bytes(const void* p, Floats x, Floats y) {
   const uint32x4_t bytes = vmovl_u16(vget_low_u16(vmovl_u8(load_bytes(p))));
-  return reinterpret_cast<Floats>(vbslq_f32(vtstq_u32(bytes, bytes),
-                                            reinterpret_cast<float32x4_t>(x),
-                                            reinterpret_cast<float32x4_t>(y)));
+  return reinterpret_cast<Floats>(vbslq_f32(
+      vtstq_u32(bytes, bytes), reinterpret_cast<float32x4_t>(x), reinterpret_cast<float32x4_t>(y)));
 }
 
 // fmax and fmin return a NaN if either operand is one.
