@@ -24,12 +24,14 @@ from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
 OTHER_LANGUAGES = ("test_julia", "test_rust")
+# What the suite arm runs of the numerics.
+ARM_NUMERICS = ("listed", "golden", "special", "eightbit", "quantize", "append")
 # The seed of the randomised configurations is the same in every run, so that a change is judged by
 # what it did.
 SEED = 234182091
 # Suites that --cuda runs, or their names: they install or build much before they test.
-LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "asan", "tsan",
-        "fuzz")
+LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "arm", "asan",
+        "tsan", "fuzz")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
@@ -75,10 +77,10 @@ def release(run: Run) -> pathlib.Path:
     return folder
 
 
-def isa_with(env: Dict[str, str]) -> str:
+def isa_with(env: Dict[str, str], python: str = sys.executable) -> str:
     """The instruction set that a library takes here; nothing where it cannot be loaded."""
     program = "import flashattn; print(flashattn.devices()[0].isa)"
-    seen = subprocess.run([sys.executable, "-c", program], env={**os.environ, **env},
+    seen = subprocess.run([python, "-c", program], env={**os.environ, **env},
                           capture_output=True, text=True, check=False)
     return seen.stdout.strip()
 
@@ -153,6 +155,33 @@ def asan(run: Run) -> Count:
     if runs_here({**env, "FLASHATTN_CPU_ISA": "avx512"}):
         env = run.emulated_amx(folder, env, "avx512")
         count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
+    return count
+
+
+def arm(run: Run) -> Count:
+    """AArch64, cross-compiled and emulated: the C and C++ tests, and for each instruction set what
+    of the numerics' smoke tests reaches the operations of its vectors. The emulator neither forks a
+    process with threads nor gives back the memory of threads that end, and a limit of memory or of
+    stacks is its own: the suite native of Meson's holds the tests of these, and of other programs
+    of the machine's."""
+    setup = subprocess.run(["bash", str(ROOT / "tests" / "arm_setup.sh")], capture_output=True,
+                           text=True, check=False)
+    if setup.returncode:
+        raise Skip((setup.stderr.strip().splitlines() or ["tests/arm_setup.sh failed"])[-1])
+    folder = run.compile("arm-test", "-Dcuda=disabled", f"--cross-file={BUILD / 'arm/cross.ini'}")
+    count = run.meson_test(folder, without=["native"])
+    run.skipped.append("tests that an emulator of processors cannot run: Meson's suite native")
+    tests = [f"tests/numerics/test_{name}.py" for name in ARM_NUMERICS]
+    for isa, processor in {"neon": "cortex-a72", "neon_bf16": "max"}.items():
+        # What the library takes by itself.
+        env = {**run.library(folder), "QEMU_CPU": processor}
+        python = str(BUILD / "arm" / "python")
+        taken = isa_with(env, python)
+        if taken != isa:
+            raise Failed(f"on {processor} the library takes {taken or 'nothing'}, not {isa}")
+        # case8-2 takes a minute.
+        count += run.pytest(*tests, "-m", "smoke", "-k", "not case8-2", "-p", "no:faulthandler",
+                            f"--random-seed={run.seed}", env=env, python=python)
     return count
 
 
@@ -302,6 +331,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     for isa in ISAS:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
     table["mutations"] = lambda: mutations(run)
+    table["arm"] = lambda: arm(run)
     table["asan"] = lambda: asan(run)
     table["tsan"] = lambda: tsan(run)
     table["fuzz"] = lambda: fuzz(run)

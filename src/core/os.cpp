@@ -15,6 +15,7 @@
 #include <vector>
 
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #endif
 
@@ -253,6 +254,14 @@ bool request_tile_registers() noexcept {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
+#endif
+}
+
+ProcessorFlags processor_flags() noexcept {
+#if defined(__linux__) && defined(AT_HWCAP2)
+  return {getauxval(AT_HWCAP), getauxval(AT_HWCAP2)};
+#else
+  return {};
 #endif
 }
 

@@ -14,18 +14,14 @@ namespace flashattn {
 namespace cpu {
 namespace {
 
-bool has_bf16() {
 #if defined(__x86_64__)
+[[maybe_unused]] bool has_bf16() {
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
 }
 
-bool has_tiles() {
-#if defined(__x86_64__)
+[[maybe_unused]] bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
@@ -36,10 +32,14 @@ bool has_tiles() {
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kSavedTiles = 3u << 17;
   return (low & kSavedTiles) == kSavedTiles;
-#else
-  return false;
-#endif
 }
+#elif defined(__aarch64__)
+// Bits of Linux: HWCAP_ASIMD and HWCAP2_BF16.
+[[maybe_unused]] bool has_neon() { return os::processor_flags().first & 1u << 1; }
+[[maybe_unused]] bool has_neon_bf16() {
+  return has_neon() && os::processor_flags().second & 1u << 14;
+}
+#endif
 
 struct InstructionSet {
   const char* name;
@@ -70,6 +70,12 @@ const InstructionSet kInstructionSets[] = {
 #if FLASHATTN_HAVE_AVX512_AMX
     {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); },
      os::request_tile_registers},
+#endif
+#if FLASHATTN_HAVE_NEON
+    {"neon", neon::kernels, has_neon, nullptr},
+#endif
+#if FLASHATTN_HAVE_NEON_BF16
+    {"neon_bf16", neon_bf16::kernels, has_neon_bf16, nullptr},
 #endif
 };
 
@@ -138,10 +144,11 @@ Choice choose() {
                   best->name);
     return choice;
   }
-  int used = std::snprintf(
-      choice.reason, sizeof choice.reason,
-      "%s is the fastest instruction set of this build on processors of family %u, model %u",
-      best->name, processor.backend, processor.model);
+  int used = std::snprintf(choice.reason, sizeof choice.reason,
+                           "%s is the fastest instruction set of this build on ", best->name);
+  used += std::snprintf(choice.reason + used, sizeof choice.reason - static_cast<size_t>(used),
+                        processor.backend ? "processors of family %u, model %u" : "this processor",
+                        processor.backend, processor.model);
   const auto add = [&](const char* format, const char* name) {
     const size_t room = sizeof choice.reason - static_cast<size_t>(used);
     used += std::snprintf(choice.reason + used, room, format, name, name);

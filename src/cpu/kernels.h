@@ -20,5 +20,11 @@ const Kernels& kernels();
 namespace avx512_amx {
 const Kernels& kernels();
 }
+namespace neon {
+const Kernels& kernels();
+}
+namespace neon_bf16 {
+const Kernels& kernels();
+}
 
 }  // namespace flashattn::cpu

@@ -8,7 +8,9 @@
 // copy that older processors cannot run.
 #pragma once
 
-#if defined(__AVX512F__)
+#if defined(FLASHATTN_NEON)
+#include "cpu/simd/neon.h"
+#elif defined(__AVX512F__)
 #include "cpu/simd/avx512.h"
 #elif defined(__AVX2__) && defined(__F16C__)
 #include "cpu/simd/avx2.h"
@@ -18,8 +20,9 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Whether products of pairs of bf16 are instructions: of vectors (vdpbf16ps) or of tiles (AMX).
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+// Whether products of pairs of bf16 are instructions: of vectors (vdpbf16ps, bfdot) or of tiles
+// (AMX).
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__) || defined(FLASHATTN_NEON_BF16)
 constexpr bool kHasBf16Dot = true;
 #else
 constexpr bool kHasBf16Dot = false;
