@@ -19,6 +19,8 @@ struct SoftcapPolynomials {
   float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
+constexpr int kArrivalBits = 16;  // of a counter of CTAs; a stamp lies above them
+
 // TREE: the masks of the caller. Those of the kernel's problem are its hull, see tree_hull().
 struct TreeParams {
   MaskRule rule;
@@ -46,6 +48,13 @@ struct ForwardParams {
   PartialSum* partial_sums;
   uint32_t dropout_threshold;
   TreeParams tree;
+  // Decode kernels: by row tile, the CTAs that have stored their partial results; see
+  // arrival_counter.cuh. NULL: the combine kernel combines them.
+  uint64_t* arrivals;
+  uint64_t arrival_stamp;
+  // Decode kernels: the keys that a CTA reads first follow from host data alone, so that it may
+  // prefetch them before the kernels before it have ended.
+  int32_t prefetch_early;
 
   FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
   // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
+  ptx::griddep_launch_dependents();
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
