@@ -133,6 +133,7 @@ bool ForwardKernels::decodes(const Kernel& choice, const Shape& shape) const {
   if (shape.seqlen_kv < std::max(kDecodeKeys, kDecodeKeysPerQuery * shape.seqlen_q)) return false;
   const ForwardParams p = grid(kernel, shape);
   if (int64_t{p.head_tiles} * p.q_tiles > kDecodeRowTiles) return false;
+  if (problem_.splits > 1) return true;
   // Other kernels have more CTAs a multiprocessor, and waste less of a last wave.
   const int64_t ctas = p.ctas(), waves = ceil_div(ctas, kernel.resident);
   return waves == 1 || 10 * ctas >= 9 * waves * kernel.resident;

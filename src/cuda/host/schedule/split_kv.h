@@ -67,14 +67,14 @@ constexpr bool combines_in_place(const DecodeGrid& grid, int64_t splits) {
   return splits > 1 && splits * grid.cta_rows * grid.row_bytes <= grid.combine_bytes;
 }
 
-// The time of a decode kernel and of its merge, in ns. A CTA loads 40 bytes a ns, the device 3,000:
+// The time of a decode kernel and of its merge, in ns. A CTA loads 24 bytes a ns, the device 3,000:
 // a wave of few CTAs waits for the former. The last CTA of a row tile needs 1,600 ns to know that
 // it is the last and to load, at 64 bytes a ns, and combine partial results; a kernel of its own
 // needs twice as long, but has more multiprocessors. Estimates for an H100, not measured.
 constexpr int64_t decode_time(const DecodeGrid& grid, int64_t splits) {
   const int64_t steps = ceil_div(ceil_div(grid.keys, splits), grid.step);
   const int64_t bytes = steps * grid.step * grid.key_bytes, ctas = grid.ctas * splits;
-  const auto wave = [bytes](int64_t n) { return std::max(bytes / 40, n * bytes / 3000); };
+  const auto wave = [bytes](int64_t n) { return std::max(bytes / 24, n * bytes / 3000); };
   const int64_t left = ctas % grid.resident;
   const int64_t time = ctas / grid.resident * wave(grid.resident) + (left > 0 ? wave(left) : 0);
   if (splits <= 1) return time;

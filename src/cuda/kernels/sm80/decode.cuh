@@ -82,7 +82,6 @@ class DecodeKernel : RowEpilogue {
   }
 
   __device__ __forceinline__ void run() {
-    ptx::griddep_launch_dependents();  // the combine kernel, or the next launch
     ArrivalCounter counter{};
     if (threadIdx.x == 0) {
       store_to_smem(shared_ + Config::kWorkTileOffset);
@@ -153,6 +152,10 @@ class DecodeKernel : RowEpilogue {
       }
       if (next < end) {
         load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
+      } else {
+        // All loads have been issued. The combine kernel may start, or the next launch, whose
+        // prefetches would otherwise leave L2 before they are used.
+        ptx::griddep_launch_dependents();
       }
       ptx::cp_async_commit();
     }
