@@ -21,6 +21,10 @@ struct SoftcapPolynomials {
 
 constexpr int kArrivalBits = 16;  // of a counter of CTAs; a stamp lies above them
 
+// What a forward kernel does before the kernels before it have ended. kPrefetches: which keys a CTA
+// reads first follows from host data alone, so that it may load them into L2.
+enum class EarlyStart : int32_t { kNone, kWaits, kPrefetches };
+
 // TREE: the masks of the caller. Those of the kernel's problem are its hull, see tree_hull().
 struct TreeParams {
   MaskRule rule;
@@ -52,9 +56,7 @@ struct ForwardParams {
   // arrival_counter.cuh. NULL: the combine kernel combines them.
   uint64_t* arrivals;
   uint64_t arrival_stamp;
-  // Decode kernels: the keys that a CTA reads first follow from host data alone, so that it may
-  // prefetch them before the kernels before it have ended.
-  int32_t prefetch_early;
+  EarlyStart early;
 
   FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;

@@ -16,7 +16,8 @@ LONG = SPEC.replace(seqlen_q=9, heads_q=6)  # 54 rows
 # By the rows of a CTA.
 CHANGES = {
     16: [dict(), dict(splits=1), dict(splits=7), dict(dim_qk=64, splits=3), dict(dim_qk=256),
-         dict(dim_qk=256, dim_v=200, splits=5, page_size=16), dict(dim_qk=40, dim_v=72, dtype="f16"),
+         dict(dim_qk=256, dim_v=200, splits=5, page_size=16),
+         dict(dim_qk=40, dim_v=72, dtype="f16"),
          dict(seqlen_q=4, causal=True, splits=2), dict(batch=4, lens_kv=[900, 0, 1, 64], splits=3),
          dict(seqlen_q=3, tree=9, heads_q=5, splits=3), dict(seqlen_q=2, tree=2, window=(50, 0)),
          dict(lens_kv=None, heads_q=16), dict(lens_kv=None, dtype_o="f32", sink=True),

@@ -252,8 +252,8 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   }
   const Inputs& in = args.inputs;
   const bool early = entry.decodes() && starts_early_;
-  p.prefetch_early =
-      early && problem_.layout == 0 && !in.lens_q && !in.lens_kv && !in.starts_kv ? 1 : 0;
+  const bool on_host = problem_.layout == 0 && !in.lens_q && !in.lens_kv && !in.starts_kv;
+  p.early = !early ? EarlyStart::kNone : on_host ? EarlyStart::kPrefetches : EarlyStart::kWaits;
   const int32_t status =
       cuda::launch(entry, p.ctas(), p, stream, "launching the forward kernel", early);
   if (status != FLASHATTN_OK || p.max_splits <= 1 || p.arrivals) return status;

@@ -18,6 +18,8 @@ template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     combine_kernel(const __grid_constant__ ForwardParams params) {
   const ForwardArrays& args = params.args;
+  // The lengths may be results of kernels that a forward kernel has waited for, too.
+  if (params.early != EarlyStart::kNone) ptx::griddep_wait();
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t parts = split_count(params.split, sequence.len);

@@ -424,9 +424,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-  if (!params.prefetch_early) ptx::griddep_wait();
+  const bool prefetches = params.early == EarlyStart::kPrefetches;
+  if (!prefetches) ptx::griddep_wait();
   const bool has_work = kernel.init();
-  if (params.prefetch_early) {
+  if (prefetches) {
     if (has_work) kernel.prefetch();
     ptx::griddep_wait();
   }
