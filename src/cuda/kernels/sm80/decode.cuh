@@ -394,11 +394,15 @@ class DecodeKernel : RowEpilogue {
     ptx::cp_async_wait<0>();
     __syncwarp();
     const int32_t dtype = params_.problem.dtype_o;
+    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+    float* const lse = params_.args.lse;
     for (int r = warp_; r < rows_; r += Config::kWarps) {
-      void* const o = dtype == FLASHATTN_DTYPE_F32 ? query_row<4>(params_.args.o, r)
-                                                   : query_row<2>(params_.args.o, r);
+      const Row at = row(r);
+      const int32_t h = first_head_ + at.head;
+      const int64_t token = seqlen_.offset_q + queries_.begin + at.query;
       combine_row<1, 8, true>(
-          {parts, dim_v, dtype, o, lse_address(r)},
+          {parts, dim_v, dtype, tensor_row(params_.args.o, dtype_size(dtype), b_, h, token),
+           lse ? lse + b_ * layout.batch_stride + h * layout.head_stride + token : nullptr},
           [&](int32_t p) {
             const float2 x = ptx::load_shared_pair(sums + (r * parts + p) * 8);
             return PartialSum{x.x, x.y};

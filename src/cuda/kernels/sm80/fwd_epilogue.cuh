@@ -45,18 +45,12 @@ struct RowEpilogue : FwdWorkTile {
     if (is_split_) {
       params_.partial_sums[partial_row(r)] = {base, sum};
     } else if (params_.args.lse) {
-      *lse_address(r) = lse_of(row_max, kWideUnit, sum);
+      const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+      const Row at = row(r);
+      params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
+                       seqlen_.offset_q + queries_.begin + at.query] =
+          lse_of(row_max, kWideUnit, sum);
     }
-  }
-
-  // Where lse of row r lies. NULL: the call has none.
-  __device__ __forceinline__ float* lse_address(int32_t r) const {
-    if (!params_.args.lse) return nullptr;
-    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-    const Row at = row(r);
-    return params_.args.lse + b_ * layout.batch_stride +
-           (first_head_ + at.head) * layout.head_stride + seqlen_.offset_q + queries_.begin +
-           at.query;
   }
 
   // Adds a row's sink to its maximum and sum. Returns the factor by which O must be rescaled.
