@@ -90,9 +90,14 @@ constexpr int64_t decode_splits(const DecodeGrid& grid) {
   const int64_t ctas = grid.ctas <= grid.one_wave ? grid.one_wave : kMostWaves * grid.resident;
   const int64_t most =
       std::min(ctas / grid.ctas, ceil_div(grid.keys, std::max(grid.step, 2 * kSplitStep)));
-  int64_t best = 1;
-  for (int64_t splits = 2; splits <= most; ++splits) {
-    if (decode_time(grid, splits) < decode_time(grid, best)) best = splits;
+  const int64_t steps = ceil_div(grid.keys, grid.step);
+  int64_t best = 1, least = decode_time(grid, 1);
+  // Of the numbers of splits with equally many steps each, the smallest.
+  for (int64_t splits = 2; splits <= most;) {
+    const int64_t time = decode_time(grid, splits), own = ceil_div(steps, splits);
+    if (time < least) best = splits;
+    least = std::min(time, least);
+    splits = own > 1 ? ceil_div(steps, own - 1) : most + 1;
   }
   return best;
 }
