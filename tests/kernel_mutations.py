@@ -27,7 +27,7 @@ KERNELS = pathlib.Path("src") / "cuda" / "kernels"
 # Rows of the tables that the copy keeps, of bf16 alone.
 ROWS = {
     "sm80": ("fwd 16 64 64 1 128 3 plain", "fwd 16 64 64 1 64 3 runtime",
-             "fwd 16 576 512 1 32 1 runtime 8 2", "decode 16 64 64 128 2 2 deep",
+             "fwd 16 576 512 1 32 1 runtime 8 2", "decode 16 64 64 1 128 2 2 deep",
              "bwd 16 64 4 2 64 32 2 2 plain"),
     "sm90": ("fwd 16 64 64 3 128 plain", "mla 16 576 512", "bwd 16 64 128 plain"),
 }
@@ -104,6 +104,8 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode.cuh",
         r"__syncthreads\(\);( *// (K's readers are done|all warps have read K)\n)", r"\1",
         ["sm80 decode"]),
+    "decode: the first split to end combines them all": Mutation(
+        "../device/arrival_counter.cuh", r"!= count - 1", "!= 0", ["sm80 splits"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(
         "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",
@@ -139,7 +141,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/bwd_postprocess.cuh", r"(quads\[n\]\.x) \* problem\.scale", r"\1",
         ["sm90 backward"]),
     "decode: the row sum is not rescaled": Mutation(
-        "sm80/decode.cuh", r"(l_\[0\]\[half\]) \* \w+ (\+ total)", r"\1 \2",
+        "sm80/decode.cuh", r"(row_sums\[half\]) \* \w+ (\+ total)", r"\1 \2",
         ["sm80 decode"]),
     "split-KV: a part weighs as much as its base alone": Mutation(
         "common/combine_rows.cuh", r"return x\.sum \* ptx::exp2", "return ptx::exp2",

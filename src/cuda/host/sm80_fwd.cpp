@@ -15,6 +15,9 @@ namespace flashattn::cuda::sm80 {
 namespace {
 
 constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
+// From so many keys on, and so many a query, calls with few queries wait for K and V: they decode.
+constexpr int32_t kDecodeKeys = 512, kDecodeKeysPerQuery = 8;
+constexpr int64_t kDecodeRowTiles = 2;  // the most row tiles of a KV head that load K and V each
 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
 // from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
@@ -24,10 +27,14 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
+// Decode kernels have trees, other kernels for scores that are only scaled have not.
 const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
-  return find(forward_table(), shared_memory, [&p, size](const ForwardEntry& e) {
-    return e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
-           e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+  Problem without_tree = p;
+  without_tree.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
+  const bool modified = wants_modified(p), decode_modified = wants_modified(without_tree);
+  return find(forward_table(), shared_memory, [&](const ForwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == (e.decodes() ? decode_modified : modified) &&
+           e.size == size && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
   });
 }
 
@@ -38,7 +45,7 @@ bool fits_blocks(const Problem& p, const ForwardEntry& e) {
 }
 
 std::string kernel_name(const ForwardEntry& e) {
-  return forward_name("sm80", e) + (e.modified ? "_modified" : "");
+  return forward_name("sm80", e) + (e.decodes() ? "_decode" : e.modified ? "_modified" : "");
 }
 
 }  // namespace
@@ -59,8 +66,8 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      combine_starts_early_(false) {
-  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
+      starts_early_(false) {
+  throw_on(combine_waits(&starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const bool is_tf32 = problem.dtype == FLASHATTN_DTYPE_F32 && wants_modified(problem);
   const std::string slower = is_tf32 && !is_modified(problem)
@@ -90,26 +97,46 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
       make_or(shallow_, Size::kDeepPipeline,
               "; decode: 16 rows a CTA, whose warps share the keys; a deep pipeline, as CTAs are "
               "few");
+  const char* const why = "; decode: all rows of a KV head in a CTA, whose warps share the keys";
+  rows32_ = make_or(small_, Size::kDecode32, why);
+  rows64_ = make_or(medium_, Size::kDecode64, why);
 }
 
 const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
   const ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
   const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head();
+  // Enough bytes of K and V must be in flight, some 64 KB per multiprocessor on an H200, and the
+  // last wave must be short. Small tiles keep few bytes in flight, but shorten the last wave: by up
+  // to a fifth of the time (96 sequences of 4,096 keys on an H200).
+  const int64_t kv_heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+  if (rows <= shallow_.kernel.entry->tile_q && kv_heads <= shallow_.kernel.resident) {
+    return kv_heads <= multiprocessors_ && !is_uneven(shape) ? deep_ : shallow_;
+  }
+  if (rows <= rows32_.kernel.entry->tile_q) {
+    if (kv_heads <= rows32_.kernel.resident && decodes(rows32_, shape)) return rows32_;
+  } else if (decodes(rows64_, shape)) {
+    return rows64_;
+  }
   if (rows <= small_.kernel.entry->tile_q) {
-    // Enough bytes of K and V must be in flight, some 64 KB per multiprocessor on an H200, and the
-    // last wave must be short. Small tiles keep few bytes in flight, but shorten the last wave: by
-    // up to a fifth of the time (96 sequences of 4,096 keys on an H200).
-    const int64_t ctas = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-    if (rows <= shallow_.kernel.entry->tile_q && ctas <= shallow_.kernel.resident) {
-      return ctas <= multiprocessors_ && !is_uneven(shape) ? deep_ : shallow_;
-    }
-    return ctas > small_.kernel.resident ? tiny_ : small_;
+    return kv_heads > small_.kernel.resident ? tiny_ : small_;
   }
   // Large tiles need rows enough to fill them (a causal mask hides half of a single tile) and CTAs
   // enough for all multiprocessors.
   const int64_t ctas = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
   const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
   return shape.seqlen_q > least && ctas >= multiprocessors_ ? large_ : medium_;
+}
+
+bool ForwardKernels::decodes(const Kernel& choice, const Shape& shape) const {
+  const ReadyKernel<ForwardEntry>& kernel = choice.kernel;
+  if (!kernel.entry->decodes() || shape.batch == 0) return false;
+  if (shape.seqlen_kv < std::max(kDecodeKeys, kDecodeKeysPerQuery * shape.seqlen_q)) return false;
+  const ForwardParams p = grid(kernel, shape);
+  if (int64_t{p.head_tiles} * p.q_tiles > kDecodeRowTiles) return false;
+  if (problem_.splits > 1) return true;
+  // Other kernels have more CTAs a multiprocessor, and waste less of a last wave.
+  const int64_t ctas = p.ctas(), waves = ceil_div(ctas, kernel.resident);
+  return waves == 1 || 10 * ctas >= 9 * waves * kernel.resident;
 }
 
 bool ForwardKernels::is_uneven(const Shape& shape) const {
@@ -134,14 +161,17 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.head_tiles = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.cta_heads));
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
+  const bool is_decode = choice.entry->decodes();
+  const int32_t step = is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
   // For decode kernels one CTA per multiprocessor keeps enough bytes in flight.
-  const bool is_decode = choice.entry->tile_q == 16;
   const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
                         is_decode ? multiprocessors_ : choice.resident, choice.resident,
                         is_decode && is_uneven(shape)};
-  p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
-                       is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
-                       waves.uneven);
+  const DecodeGrid decode = decode_grid(choice, shape, p);
+  const int64_t splits = is_decode && !waves.uneven
+                             ? decode_splits(decode)
+                             : one_wave_splits(problem_, shape, waves, multiprocessors_);
+  p.split = split_rule(problem_, shape, splits, step, waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
@@ -157,6 +187,21 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   return p;
 }
 
+DecodeGrid ForwardKernels::decode_grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape,
+                                       const ForwardParams& p) const {
+  const int32_t key_bytes = (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  const int32_t row_bytes = problem_.dim_v * 4 + static_cast<int32_t>(sizeof(PartialSum));
+  return {std::max<int64_t>(p.work_heads() * p.q_tiles, 1),
+          multiprocessors_,
+          choice.resident,
+          std::max(shape.seqlen_kv, 1),
+          std::max(kSplitStep, choice.entry->tile_kv),
+          key_bytes,
+          p.cta_heads * p.cta_queries,
+          row_bytes,
+          choice.entry->combine_bytes};
+}
+
 RowCost ForwardKernels::cost(const Shape& shape) const {
   // Short sequences: the start-up time of a CTA decides.
   const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
@@ -169,12 +214,16 @@ RowCost ForwardKernels::cost(const Shape& shape) const {
 int64_t ForwardKernels::workspace(const Shape& shape) const {
   const ForwardParams p = grid(choose(shape).kernel, shape);
   int64_t limit = 0;
-  for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
-    const bool waves = choice->kernel.entry->tile_q == 16 && has_own_lengths(problem_);
-    limit = std::max<int64_t>(
-        limit, (waves ? kUnevenWaves : 1) * choice->kernel.resident * choice->kernel.entry->tile_q);
+  for (const Kernel* choice :
+       {&deep_, &shallow_, &rows32_, &rows64_, &tiny_, &small_, &medium_, &large_}) {
+    const ForwardEntry& entry = *choice->kernel.entry;
+    const int64_t waves = !entry.decodes()            ? 1
+                          : has_own_lengths(problem_) ? kUnevenWaves
+                                                      : kMostWaves;
+    limit = std::max<int64_t>(limit, waves * choice->kernel.resident * entry.tile_q);
   }
-  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
+  // A split row tile has two partial rows or more, and a counter of two words.
+  const int64_t row = (problem_.dim_v + 2 + 1) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = partial_rows(problem_, shape, p.split, limit);
   return rows == 0 ? 0 : workspace_of<char>(rows * row);
 }
@@ -192,13 +241,23 @@ std::string ForwardKernels::describe(const Shape& shape,
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
+  const ForwardEntry& entry = *choice.entry;
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
+  if (p.max_splits < 1 << kArrivalBits &&
+      combines_in_place(decode_grid(choice, args.shape, p), p.max_splits)) {
+    const int64_t rows = p.partial_row(p.max_splits, 0, 0, 0);
+    p.arrivals = reinterpret_cast<uint64_t*>(p.partial_sums + rows);
+    p.arrival_stamp = new_stamp() >> kArrivalBits << kArrivalBits;
+  }
+  const Inputs& in = args.inputs;
+  const bool early = entry.decodes() && starts_early_;
+  const bool on_host = problem_.layout == 0 && !in.lens_q && !in.lens_kv && !in.starts_kv;
+  p.early = !early ? EarlyStart::kNone : on_host ? EarlyStart::kPrefetches : EarlyStart::kWaits;
   const int32_t status =
-      cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
-  if (status != FLASHATTN_OK || p.max_splits <= 1) return status;
-  return status_of(launch_combine(p, combine_starts_early_, stream),
-                   "launching the combine kernel");
+      cuda::launch(entry, p.ctas(), p, stream, "launching the forward kernel", early);
+  if (status != FLASHATTN_OK || p.max_splits <= 1 || p.arrivals) return status;
+  return status_of(launch_combine(p, starts_early_, stream), "launching the combine kernel");
 }
 
 }  // namespace flashattn::cuda::sm80

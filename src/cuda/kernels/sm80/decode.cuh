@@ -1,26 +1,36 @@
-// The portable decode kernel: up to 16 rows of a KV head's GQA group, 16-bit elements, scores that
-// are only scaled. Its time is that of loading the KV cache, plus that from the last load to the
-// last store.
+// The portable decode kernel: up to 64 rows, queries of a KV head's GQA group, 16-bit elements,
+// scores that are only scaled, trees of drafted tokens. Its time is that of loading the KV cache,
+// plus that from the last load to the last store.
 //
-// The warps of a CTA share a KV tile's keys. Each warp has all rows, and row maxima, sums and O of
-// its own keys, which are combined at the end. kStages tiles of K and of V are in flight; a buffer
-// is refilled as soon as all warps have read it.
+// Four warps share a KV tile's keys. Each has all rows (or those of its row group), and row maxima,
+// sums and O of its own keys, which are combined at the end. kStages tiles of K and of V are in
+// flight; a buffer is refilled as soon as all warps have read it.
+//
+// Split-KV in one launch: the last CTA of a row tile to store its partial results combines those of
+// all splits, in the order of the splits. The next launch starts early (PDL) and prefetches its
+// first keys into L2 while this one ends.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
+#include "cuda/device/arrival_counter.cuh"
 #include "cuda/device/vec4.cuh"
 #include "cuda/device/mma_gemm.cuh"
 #include "cuda/device/score_mod.cuh"
+#include "cuda/kernels/common/combine_rows.cuh"
 
 namespace flashattn::cuda::sm80 {
 
 // Shared memory: Q | stages of K | stages of V | page numbers | FwdWorkTile.
-template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinCtasPerSm_>
+// kRowGroups: groups of four warps, which have 16 kMmaM rows each.
+template <class T_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kStages_,
+          int kMinCtasPerSm_, int kRowGroups_ = 1>
 struct DecodeConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16, kTileKv = kTileKv_, kWarpKv = kTileKv / kWarps;
+  static constexpr int kMmaM = kMmaM_, kRowGroups = kRowGroups_, kKeyGroups = 4;
+  static constexpr int kWarps = kKeyGroups * kRowGroups, kThreads = 32 * kWarps;
+  static constexpr int kGroupRows = 16 * kMmaM, kTileQ = kGroupRows * kRowGroups;
+  static constexpr int kTileKv = kTileKv_, kWarpKv = kTileKv / kKeyGroups;
   static constexpr int kStages = kStages_;
   static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
 
@@ -40,8 +50,11 @@ struct DecodeConfig {
                 "an H100's shared memory holds the CTAs");
   // The warps' partial results use the buffers of Q, K and V: rows of O, which start at different
   // banks, then row maxima and sums.
-  static constexpr int kORowBytes = kDimV * 4 + 32, kRowStatsOffset = kWarps * kTileQ * kORowBytes;
-  static_assert(kRowStatsOffset + kWarps * kTileQ * 8 <= kPagesOffset, "partial results fit");
+  static constexpr int kORowBytes = kDimV * 4 + 32;
+  static constexpr int kRowStatsOffset = kKeyGroups * kTileQ * kORowBytes;
+  static_assert(kRowStatsOffset + kKeyGroups * kTileQ * 8 <= kPagesOffset, "partial results fit");
+  // Partial results of the splits use the same buffers afterwards.
+  static constexpr int kCombineBytes = kPagesOffset;
 };
 
 template <class Config>
@@ -49,7 +62,8 @@ class DecodeKernel : RowEpilogue {
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
-  using ScoreFragment = float[1][kWarpKv / 8][4];
+  static constexpr int kMmaM = Config::kMmaM;
+  using ScoreFragment = float[kMmaM][kWarpKv / 8][4];
 
  public:
   __device__ __forceinline__ DecodeKernel(const ForwardParams& params, uint32_t shared)
@@ -57,17 +71,39 @@ class DecodeKernel : RowEpilogue {
 
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
+  // Starts to load the CTA's first keys into L2, a key a thread.
+  __device__ __forceinline__ void prefetch() const {
+    const int32_t key = keys_.begin + static_cast<int32_t>(threadIdx.x);
+    if (key >= keys_.end) return;
+    const Problem& problem = params_.problem;
+    const Inputs& in = params_.args.inputs;
+    ptx::prefetch_l2(k_ + key * in.k.stride_seq * sizeof(T), problem.dim_qk * sizeof(T));
+    ptx::prefetch_l2(v_ + key * in.v.stride_seq * sizeof(T), problem.dim_v * sizeof(T));
+  }
+
   __device__ __forceinline__ void run() {
-    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
-    if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
+    ArrivalCounter counter{};
+    if (threadIdx.x == 0) {
+      store_to_smem(shared_ + Config::kWorkTileOffset);
+      if (is_split_ && params_.arrivals) {
+        counter = ArrivalCounter::open(params_.arrivals + row_tile(), params_.arrival_stamp);
+      }
+    }
     mainloop();
     load_from_smem(shared_ + Config::kWorkTileOffset);
     store_partials();
     __syncthreads();
     for (int r = warp_; r < rows_; r += Config::kWarps) combine_warps(r);
+    if (is_split_ && params_.arrivals && is_last(counter)) combine_splits();
   }
 
  private:
+  // The number of the work tile's rows among those of all CTAs.
+  __device__ __forceinline__ int32_t row_tile() const {
+    const L2Swizzle::Tile at = params_.swizzle.tile(blockIdx.x);
+    return at.head_idx * params_.q_tiles + params_.by_splits.quotient(at.tile_idx);
+  }
+
   __device__ __forceinline__ void mainloop() {
     const Inputs& in = params_.args.inputs;
     const Problem& problem = params_.problem;
@@ -94,7 +130,8 @@ class DecodeKernel : RowEpilogue {
       if (tile >= first) {
         ptx::cp_async_wait<2 * kStages - 1>();
         __syncthreads();  // K has arrived
-        gemm_nt<T, Config::kDimQk>(s, a_k_major(q, 0, lane_), b_k_major(k, warp_ * kWarpKv, lane_));
+        gemm_nt<T, Config::kDimQk>(s, a_k_major(q, first_row(), lane_),
+                                   b_k_major(k, key_group() * kWarpKv, lane_));
         __syncthreads();  // all warps have read K
       }
       if (next < end) {
@@ -104,17 +141,21 @@ class DecodeKernel : RowEpilogue {
       }
       ptx::cp_async_commit();
       if (tile >= first) {
-        mask(s, tile * kTileKv + warp_ * kWarpKv);
-        softmax(s[0]);
+        mask(s, tile * kTileKv + key_group() * kWarpKv);
+        softmax(s);
         ptx::cp_async_wait<2 * kStages - 1>();
         __syncthreads();  // V has arrived
         gemm_rs<T, kWarpKv / 16>(
-            o_, b_mn_major(v, warp_ * kWarpKv, lane_),
+            o_, b_mn_major(v, key_group() * kWarpKv, lane_),
             [&](int mma_m, int step, int x) { return acc_as_a<T>(s[mma_m], step, x); });
         __syncthreads();  // all warps have read V
       }
       if (next < end) {
         load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
+      } else {
+        // All loads have been issued. The combine kernel may start, or the next launch, whose
+        // prefetches would otherwise leave L2 before they are used.
+        ptx::griddep_launch_dependents();
       }
       ptx::cp_async_commit();
     }
@@ -135,41 +176,63 @@ class DecodeKernel : RowEpilogue {
         pages_address(tile), rows, tile * kTileKv, seqlen_.len.kv);
   }
 
-  __device__ __forceinline__ int32_t row_of(int half) const { return half * 8 + lane_ / 4; }
+  // Which keys of a tile, and which rows, the warp has.
+  __device__ __forceinline__ int key_group() const { return warp_ % Config::kKeyGroups; }
+  __device__ __forceinline__ int first_row() const {
+    return Config::kRowGroups == 1 ? 0 : warp_ / Config::kKeyGroups * Config::kGroupRows;
+  }
+  __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
+    return first_row() + mma_m * 16 + half * 8 + lane_ / 4;
+  }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      m_[0][half] = -INFINITY;
-      l_[0][half] = 0.0f;
-    }
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
-    for (auto& columns : o_[0]) {
+      for (int half = 0; half < 2; ++half) {
+        m_[mma_m][half] = -INFINITY;
+        l_[mma_m][half] = 0.0f;
+      }
 #pragma unroll
-      for (float& x : columns) x = 0.0f;
+      for (auto& columns : o_[mma_m]) {
+#pragma unroll
+        for (float& x : columns) x = 0.0f;
+      }
     }
   }
 
   // Sets scores of hidden keys to -inf. begin: the warp's first key.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
+    const auto row = [this](int mma_m, int half) { return row_of(mma_m, half); };
+    hide_by_tree(params_, s, columns, lane_, row);
     if (columns.begin >= full_keys_.begin && columns.end <= full_keys_.end) return;
     const Interval keys = intersect(columns, keys_);
     const int32_t first = begin + lane_ % 4 * 2;
     const MaskRule rule = params_.problem.mask_rule();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int x = 0; x < kMmaM * 2; ++x) {
       // Rows past the last are not stored.
       const Interval visible =
-          sees_all(rule) ? keys
-                         : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
-      IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(SRowLayout{half},
-                                                                               flat(s[0]));
+          sees_all(rule)
+              ? keys
+              : intersect(visible_keys(rule, query_of(row(x / 2, x % 2)), seqlen_.len), keys);
+      IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(SRowLayout{x % 2},
+                                                                               flat(s[x / 2]));
     }
   }
 
-  // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
-  __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
+  __device__ __forceinline__ void softmax(ScoreFragment& s) {
+#pragma unroll
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+      online_softmax(s[mma_m], m_[mma_m], l_[mma_m], o_[mma_m]);
+    }
+  }
+
+  // Turns S of 16 rows into P, updates the running maxima and sums, and rescales O.
+  __device__ __forceinline__ void online_softmax(float (&s)[kWarpKv / 8][4], float (&row_maxima)[2],
+                                                 float (&row_sums)[2],
+                                                 float (&o)[Config::kDimV / 8][4]) const {
     const float wide = params_.problem.scale * (kLog2E / kWideUnit);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -178,7 +241,7 @@ class DecodeKernel : RowEpilogue {
       for (const auto& x : s) row_max = fmaxf(row_max, fmaxf(x[half * 2], x[half * 2 + 1]));
       row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
       row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
-      const float old_max = m_[0][half], m = fmaxf(old_max, row_max * wide);
+      const float old_max = row_maxima[half], m = fmaxf(old_max, row_max * wide);
       // A row that has seen no key has P = 0, not NaN.
       const float base = m == -INFINITY ? 0.0f : m;
       const float rescale = ptx::exp2((old_max - base) * kWideUnit);
@@ -187,7 +250,7 @@ class DecodeKernel : RowEpilogue {
       // After the first tiles, maxima rarely increase.
       if (!__all_sync(~0u, m == old_max && !large_base)) {
 #pragma unroll
-        for (auto& columns : o_[0]) {
+        for (auto& columns : o) {
           columns[half * 2] *= rescale;
           columns[half * 2 + 1] *= rescale;
         }
@@ -212,84 +275,152 @@ class DecodeKernel : RowEpilogue {
           total += x[e];
         }
       }
-      m_[0][half] = m;
-      l_[0][half] = l_[0][half] * rescale + total;
+      row_maxima[half] = m;
+      row_sums[half] = row_sums[half] * rescale + total;
     }
   }
 
-  // The addresses of a warp's partial row of O, and of its row maximum and sum.
-  __device__ __forceinline__ uint32_t o_address(int warp, int32_t r) const {
-    return shared_ + (warp * Config::kTileQ + r) * Config::kORowBytes;
+  // The addresses of a partial row of O, and of its row maximum and sum, by key group.
+  __device__ __forceinline__ uint32_t o_address(int group, int32_t r) const {
+    return shared_ + (group * Config::kTileQ + r) * Config::kORowBytes;
   }
-  __device__ __forceinline__ uint32_t row_stats_address(int warp, int32_t r) const {
-    return shared_ + Config::kRowStatsOffset + (warp * Config::kTileQ + r) * 8;
+  __device__ __forceinline__ uint32_t row_stats_address(int group, int32_t r) const {
+    return shared_ + Config::kRowStatsOffset + (group * Config::kTileQ + r) * 8;
   }
 
   __device__ __forceinline__ void store_partials() const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = l_[0][half];  // over the lane's columns
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const int mma_m = x / 2, half = x % 2;
+      float sum = l_[mma_m][half];  // over the lane's columns
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      const int32_t r = row_of(half);
+      const int32_t r = row_of(mma_m, half);
       if (r >= rows_) continue;
-      if (lane_ % 4 == 0) ptx::store_shared_pair(row_stats_address(warp_, r), {m_[0][half], sum});
-      const uint32_t to = o_address(warp_, r) + lane_ % 4 * 8;
+      if (lane_ % 4 == 0) {
+        ptx::store_shared_pair(row_stats_address(key_group(), r), {m_[mma_m][half], sum});
+      }
+      const uint32_t to = o_address(key_group(), r) + lane_ % 4 * 8;
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 8; ++n) {
-        ptx::store_shared_pair(to + n * 32, {o_[0][n][half * 2], o_[0][n][half * 2 + 1]});
+        ptx::store_shared_pair(to + n * 32, {o_[mma_m][n][half * 2], o_[mma_m][n][half * 2 + 1]});
       }
     }
   }
 
-  // Combines the partial results of row r, in the order of the warps. One warp calls this.
+  // Combines the partial results of row r, in the order of the key groups. One warp calls this.
   __device__ __forceinline__ void combine_warps(int32_t r) const {
-    constexpr int kWarps = Config::kWarps;
-    float2 row_stats[kWarps];
-    float row_max = -INFINITY, sum = 0.0f;
+    constexpr int kKeyGroups = Config::kKeyGroups;
+    float2 row_stats[kKeyGroups];
+    float weights[kKeyGroups], row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kKeyGroups; ++w) {
       row_stats[w] = ptx::load_shared_pair(row_stats_address(w, r));
       row_max = fmaxf(row_max, row_stats[w].x);
     }
-    float o[4] = {};
-    static_assert(Config::kDimV <= 128, "a lane has four columns");
-    const int column = lane_ * 4;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float weight =
-          row_max == -INFINITY ? 0.0f : ptx::exp2((row_stats[w].x - row_max) * kWideUnit);
-      sum += row_stats[w].y * weight;
-      float x[4] = {};
-      if (column < Config::kDimV) ptx::load_shared(x, o_address(w, r) + column * 4);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weight, o[e]);
+    for (int w = 0; w < kKeyGroups; ++w) {
+      weights[w] = row_max == -INFINITY ? 0.0f : ptx::exp2((row_stats[w].x - row_max) * kWideUnit);
+      sum += row_stats[w].y * weights[w];
     }
     const int32_t single_kv = is_fp32() ? single_key(r, sum) : -1;
     if (single_kv >= 0) sum = 1.0f;
     const float rescale = add_sink(r, row_max, sum);
     if (lane_ == 0) store_lse(r, row_max, sum);
-    if (column >= params_.problem.dim_v) return;
     const float factor = sum == 0.0f ? 0.0f : rescale / sum;
 #pragma unroll
-    for (float& x : o) x *= factor;
-    if (single_kv >= 0) {
-      const float4 value =
-          load_vec4<true>(reinterpret_cast<const T*>(value_of<sizeof(T)>(single_kv)) + column);
-      o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
+    for (int column = lane_ * 4; column - lane_ * 4 < Config::kDimV; column += 128) {
+      if (column >= params_.problem.dim_v) return;
+      float o[4] = {};
+#pragma unroll
+      for (int w = 0; w < kKeyGroups; ++w) {
+        float x[4];
+        ptx::load_shared(x, o_address(w, r) + column * 4);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weights[w], o[e]);
+      }
+#pragma unroll
+      for (float& x : o) x *= factor;
+      if (single_kv >= 0) {
+        const float4 value =
+            load_vec4<true>(reinterpret_cast<const T*>(value_of<sizeof(T)>(single_kv)) + column);
+        o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
+      }
+      if (is_fp32()) {
+        store_vec4<true>(fp32_row(r) + column, o);
+      } else {
+        store_vec4<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
+      }
     }
-    if (is_fp32()) {
-      store_vec4<true>(fp32_row(r) + column, o);
-    } else {
-      store_vec4<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
+  }
+
+  // Whether all other splits of the rows have stored their partial results, too. counter: of
+  // thread 0.
+  __device__ __forceinline__ bool is_last(const ArrivalCounter& counter) const {
+    const uint32_t answer = shared_ + Config::kWorkTileOffset;  // which is in registers
+    __syncthreads();                                            // all rows are stored
+    if (threadIdx.x == 0) {
+      ptx::store_shared(answer, counter.arrive(split_count(params_.split, seqlen_.len)));
+    }
+    __syncthreads();
+    return ptx::load_shared(answer) != 0;
+  }
+
+  // Combines the partial results of all splits. The host sees to it that they fit the buffers. A
+  // warp reads what it has copied itself.
+  __device__ __forceinline__ void combine_splits() const {
+    const int32_t dim_v = params_.problem.dim_v, parts = split_count(params_.split, seqlen_.len);
+    const int64_t stride = params_.partial_row(1, 0, 0, 0);
+    const uint32_t o_bytes = dim_v * 4, sums = shared_ + rows_ * parts * o_bytes;
+    for (int r = warp_; r < rows_; r += Config::kWarps) {
+      const Row at = row(r);
+      const int64_t first =
+          params_.partial_row(0, b_, first_head_ + at.head, queries_.begin + at.query);
+      for (int32_t p = lane_; p < parts; p += 32) {
+        const PartialSum* const from = params_.partial_sums + first + p * stride;
+        const uint32_t to = sums + (r * parts + p) * 8;
+        ptx::cp_async_4(to, &from->base, true);
+        ptx::cp_async_4(to + 4, &from->sum, true);
+      }
+      for (int32_t p = 0; p < parts; ++p) {
+        const float* const from = params_.partial_o + (first + p * stride) * dim_v;
+        const uint32_t to = shared_ + (r * parts + p) * o_bytes;
+        for (int32_t column = lane_ * 4; column < dim_v; column += 128) {
+          ptx::cp_async_16(to + column * 4, from + column, true);
+        }
+      }
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncwarp();
+    const int32_t dtype = params_.problem.dtype_o;
+    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+    float* const lse = params_.args.lse;
+    for (int r = warp_; r < rows_; r += Config::kWarps) {
+      const Row at = row(r);
+      const int32_t h = first_head_ + at.head;
+      const int64_t token = seqlen_.offset_q + queries_.begin + at.query;
+      combine_row<1, 8, true>(
+          {parts, dim_v, dtype, tensor_row(params_.args.o, dtype_size(dtype), b_, h, token),
+           lse ? lse + b_ * layout.batch_stride + h * layout.head_stride + token : nullptr},
+          [&](int32_t p) {
+            const float2 x = ptx::load_shared_pair(sums + (r * parts + p) * 8);
+            return PartialSum{x.x, x.y};
+          },
+          [&](int32_t p, int32_t column) {
+            float x[4];
+            ptx::load_shared(x, shared_ + (r * parts + p) * o_bytes + column * 4);
+            return float4{x[0], x[1], x[2], x[3]};
+          },
+          1.0f);
     }
   }
 
   const uint32_t shared_;
   const int lane_, warp_;
   // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
-  float m_[1][2], l_[1][2];
-  float o_[1][Config::kDimV / 8][4];
+  float m_[kMmaM][2], l_[kMmaM][2];
+  float o_[kMmaM][Config::kDimV / 8][4];
 };
 
 template <class Config>
@@ -297,7 +428,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-  if (kernel.init()) kernel.run();
+  const bool prefetches = params.early == EarlyStart::kPrefetches;
+  if (!prefetches) ptx::griddep_wait();
+  const bool has_work = kernel.init();
+  if (prefetches) {
+    if (has_work) kernel.prefetch();
+    ptx::griddep_wait();
+  }
+  if (has_work) kernel.run();
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -6,9 +6,10 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDimQk, int kDimV, int kTileKv, int kStages, int kMinCtasPerSm, Size kSize>
+template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kStages, int kMinCtasPerSm,
+          Size kSize, int kRowGroups = 1>
 constexpr ForwardEntry decode_instance() {
-  using Config = DecodeConfig<T, kDimQk, kDimV, kTileKv, kStages, kMinCtasPerSm>;
+  using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
@@ -19,6 +20,7 @@ constexpr ForwardEntry decode_instance() {
           Config::kStages,
           Config::kThreads,
           Config::kSharedBytes,
+          Config::kCombineBytes,
           &decode_kernel<Config>};
 }
 

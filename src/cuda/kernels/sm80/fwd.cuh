@@ -299,7 +299,10 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         }
       }
     }
-    if constexpr (ScoreMod::template kHas<TreeMask>) hide_by_tree(s, columns);
+    if constexpr (ScoreMod::template kHas<TreeMask>) {
+      hide_by_tree(params_, s, columns, own.lane_,
+                   [&own](int mma_m, int half) { return no_hoist(own.row_of(mma_m, half)); });
+    }
     if (block_mask_full) return;
     const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
@@ -310,20 +313,6 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_)
             .forward(SRowLayout{half}, flat(s[mma_m]));
       }
-    }
-  }
-
-  // Sets scores of keys to -inf that the tree's bits hide, or the masks of the keys before it.
-  __device__ __forceinline__ void hide_by_tree(ScoreFragment& s, Interval columns) const {
-    if (!(params_.problem.mask & FLASHATTN_MASK_TREE)) return;
-    const TreeMask tree{params_.tree, b_, seqlen_.len};
-    if (tree.full(queries_, columns)) return;
-    const WarpRows<Config> own = warp_rows();
-#pragma unroll
-    for (int x = 0; x < kMmaM * 2; ++x) {
-      const int32_t i = query_of(min(no_hoist(own.row_of(x / 2, x % 2)), rows_ - 1));
-      tree.shown_keys<kTileKv / 8>(i, columns.begin, own.lane_)
-          .forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 

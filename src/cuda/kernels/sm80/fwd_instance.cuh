@@ -26,6 +26,7 @@ constexpr ForwardEntry fwd_instance() {
           1,
           Config::kThreads,
           Config::kSharedBytes,
+          0,
           &fwd_kernel<Config>};
 }
 

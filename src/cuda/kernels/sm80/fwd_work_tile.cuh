@@ -113,6 +113,22 @@ struct FwdWorkTile {
     }
   }
 
+  // Sets scores of keys to -inf that the tree's bits hide, or the masks of the keys before it.
+  // row_of(mma_m, half): rows of the lane.
+  template <int kMmaM, int kGroups, class RowOf>
+  __device__ __forceinline__ void hide_by_tree(const ForwardParams& params,
+                                               float (&s)[kMmaM][kGroups][4], Interval columns,
+                                               int lane, RowOf row_of) const {
+    if (!(params.problem.mask & FLASHATTN_MASK_TREE)) return;
+    const TreeMask tree{params.tree, b_, seqlen_.len};
+    if (tree.full(queries_, columns)) return;
+#pragma unroll
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const int32_t i = query_of(min(row_of(x / 2, x % 2), rows_ - 1));
+      tree.shown_keys<kGroups>(i, columns.begin, lane).forward(SRowLayout{x % 2}, flat(s[x / 2]));
+    }
+  }
+
   // Words of this struct.
   static constexpr int kWords = 24;
 

@@ -7,9 +7,18 @@
 namespace flashattn::cuda::sm80 {
 
 // Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium; 32 of the largest heads, where
-// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny); the
-// decode kernel has 16, and many or few stages of K and V.
-enum class Size { kDeepPipeline, kShallowPipeline, kTiny, kSmall, kMedium, kLarge };
+// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny); of
+// the decode kernels 64, 32, or 16 with many or few stages of K and V.
+enum class Size {
+  kDeepPipeline,
+  kShallowPipeline,
+  kDecode32,
+  kDecode64,
+  kTiny,
+  kSmall,
+  kMedium,
+  kLarge
+};
 
 struct ForwardEntry {
   int32_t dtype;
@@ -17,7 +26,11 @@ struct ForwardEntry {
   Size size;
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  // Decode kernels: shared memory in which a CTA combines partial results. Others: 0.
+  int32_t combine_bytes;
   void (*kernel)(ForwardParams);
+
+  bool decodes() const { return combine_bytes > 0; }
 };
 
 // A kernel of the backward pass, or of the gradient of the dense bias.

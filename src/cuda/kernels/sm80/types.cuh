@@ -11,6 +11,7 @@ using bf16 = __nv_bfloat16;
 using f16 = __half;
 using f32 = float;
 constexpr Size deep = Size::kDeepPipeline, shallow = Size::kShallowPipeline;
+constexpr Size rows32 = Size::kDecode32, rows64 = Size::kDecode64;
 
 using plain = ScoreModChain<>;
 using runtime = RuntimeScoreMod;

@@ -1,0 +1,95 @@
+"""Decoding on a GPU: up to 64 rows of a KV head in a CTA, whose keys are split, and combined in the
+same launch where partial results fit; trees of drafted tokens."""
+import os
+
+import pytest
+
+from . import capi
+from .case import Case
+from .harness import Call, Result, run
+from .repro import verify
+from .tolerance import check
+
+BASE = Case(batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1, dim_qk=128, dtype="bf16",
+            lens_kv=[900, 517])
+SPEC = BASE.replace(seqlen_q=5, causal=True)  # 20 rows
+LONG = SPEC.replace(seqlen_q=9, heads_q=6)  # 54 rows
+
+# By the rows of a CTA.
+CHANGES = {
+    16: [dict(), dict(splits=1), dict(splits=7), dict(dim_qk=64, splits=3), dict(dim_qk=256),
+         dict(dim_qk=256, dim_v=200, splits=5, page_size=16),
+         dict(dim_qk=40, dim_v=72, dtype="f16"),
+         dict(seqlen_q=4, causal=True, splits=2), dict(batch=4, lens_kv=[900, 0, 1, 64], splits=3),
+         dict(seqlen_q=3, tree=9, heads_q=5, splits=3), dict(seqlen_q=2, tree=2, window=(50, 0)),
+         dict(lens_kv=None, heads_q=16), dict(lens_kv=None, dtype_o="f32", sink=True),
+         dict(lens_kv=None, seqlen_q=2, dim_qk=64, strides="padded"),
+         dict(starts_kv=[30, 500], splits=4), dict(lse=False, lens_kv=None)],
+    32: [dict(), dict(splits=1), dict(splits=3), dict(splits=9, sink=True), dict(dim_qk=64),
+         dict(dim_qk=64, splits=4, page_size=16, dtype="f16"), dict(lens_kv=None),
+         dict(page_size=5, splits=2), dict(window=(300, 0), causal=False, splits=3),
+         dict(seqlen_q=8, tree=8, splits=2), dict(seqlen_q=6, tree=40, window=(400, 0)),
+         dict(seqlen_q=8, heads_q=3, dtype_o="f32"), dict(cu_q=[5, 1, 0], batch=3,
+                                                         lens_kv=[900, 70, 3]),
+         dict(seqlen_q=17, heads_q=1, chunk=64, causal=False), dict(strides="bhsd", splits=2)],
+    64: [dict(), dict(splits=1), dict(splits=2), dict(splits=7), dict(dim_qk=64, splits=2),
+         dict(dim_qk=64, page_size=16, dtype="f16", splits=6), dict(lens_kv=None, sink=True),
+         dict(seqlen_q=16, tree=16, heads_q=4), dict(seqlen_q=16, tree=90, heads_q=4, splits=3),
+         dict(seqlen_q=16, heads_q=8, lens_kv=[900, 3]), dict(page_size=16, splits=2),
+         dict(seqlen_q=50, heads_q=1, dtype_o="f32", splits=3),
+         dict(cu_q=[9, 2], lens_kv=[900, 1], window=(200, 5), causal=False)]}
+CASES = [(rows, {16: BASE, 32: SPEC, 64: LONG}[rows].replace(**change))
+         for rows in CHANGES for change in CHANGES[rows]]
+
+
+@pytest.fixture(autouse=True)
+def _only_portable_kernels(device):
+    if device.name == "cpu" or os.environ.get("FLASHATTN_BACKEND", "sm80") != "sm80":
+        pytest.skip("decode kernels are portable ones")
+    if capi.device_properties(device.kind).shared_memory < 163 << 10:  # bytes
+        pytest.skip("64 rows need an A100's shared memory")
+
+
+def kernel_of(case, device):
+    plan = capi.Plan(capi.descriptor(case, device))
+    return capi.ffi.string(plan.info(capi.FORWARD, capi.sizes_of(case)).kernel).decode()
+
+
+@pytest.mark.parametrize("rows,case", CASES)
+def test_features(device, rows, case):
+    name = kernel_of(case, device)
+    assert "_q%d_" % rows in name and name.endswith("_decode")
+    verify(case, device)
+
+
+@pytest.mark.parametrize("case", [
+    BASE.replace(splits=7), BASE.replace(batch=1, lens_kv=None, splits=3, dim_qk=64, heads_kv=2),
+    BASE.replace(splits=3, dim_qk=256), SPEC.replace(splits=3), LONG.replace(splits=2, dim_qk=64),
+    SPEC.replace(tree=4, splits=2)])
+def test_one_launch(device, case):
+    """A graph of one kernel. Its replays find in the workspace what the last one left there, and
+    give the bits of a call that finds NaN."""
+    call = Call(case, device)
+    fields = call.forward_fields()
+    graph = device.driver.capture(call.stage(capi.FORWARD, fields))
+    assert graph.nodes == 1
+    expected = run(case, device)
+    check(case, call.data, expected)
+    for _ in range(4):
+        graph.launch()
+        device.driver.wait_stream(0)
+        out = call.collect(list(fields))
+        found = Result(call.take("o", out["o"]), [out["lse"][at] for at in call.lse_index()])
+        assert found.bits() == expected.bits()
+
+
+def test_partial_results_that_do_not_fit_have_a_kernel_of_their_own(device):
+    call = Call(LONG.replace(splits=7), device)
+    assert device.driver.capture(call.stage(capi.FORWARD, call.forward_fields())).nodes == 2
+
+
+def test_the_number_of_splits_changes_no_more_than_rounding(device):
+    case = BASE.replace(dtype_o="f32", lens_kv=[900, 1], determinism=1)
+    for splits in (1, 2, 5, 14):
+        outcome = run(case.replace(splits=splits), device)
+        assert run(case.replace(splits=splits), device).bits() == outcome.bits()
