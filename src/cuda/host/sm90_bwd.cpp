@@ -46,8 +46,7 @@ constexpr int32_t kEarlyHeads = 2;
 // 2 %, 128 of 2048 lose 0.5 %.
 constexpr int32_t kStreamKHeads = 3, kStreamKMultiprocessors = 2;
 
-const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
-  const ScoreModKind scores = score_mod_of(p);
+const BackwardEntry* find(const Problem& p, ScoreModKind scores, Table<BackwardEntry> table) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
@@ -56,16 +55,16 @@ const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
 }
 
 // The two-warpgroup kernel of the same head size, without a mask: see kTwoWarpgroupQueries.
-const BackwardEntry* find_two_warpgroup(const Problem& p) {
+const BackwardEntry* find_two_warpgroup(const Problem& p, ScoreModKind scores) {
   if (!sees_all(p.mask_rule())) return nullptr;
-  const BackwardEntry* entry = find(p, two_warpgroup_backward_table());
-  return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
+  const BackwardEntry* entry = find(p, scores, two_warpgroup_backward_table());
+  return entry && entry->dim_qk == find(p, scores, backward_table())->dim_qk ? entry : nullptr;
 }
 
 }  // namespace
 
 bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
-  const BackwardEntry* entry = find(problem, backward_table());
+  const BackwardEntry* entry = find(problem, score_mod_of(problem), backward_table());
   if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT || !entry) {
     *why_not = "no Hopper backward kernel for this";
     return false;
@@ -79,12 +78,22 @@ bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
   return true;
 }
 
+bool BackwardKernels::supports_dense_bias(const Problem& problem, const char** why_not) {
+  *why_not = "";  // the runtime kernels say why
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+         has_dense_bias_alone(problem) &&
+         find(problem, ScoreModKind::kDenseBias, backward_table()) != nullptr;
+}
+
 BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
+    : BackwardKernels(problem, device, score_mod_of(problem)) {}
+
+BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, ScoreModKind kind)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      main_(make(find(problem, backward_table()))),
-      two_warpgroup_(make(find_two_warpgroup(problem))),
+      main_(make(find(problem, kind, backward_table()))),
+      two_warpgroup_(make(find_two_warpgroup(problem, kind))),
       dbias_(problem, multiprocessors_) {}
 
 BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
@@ -117,7 +126,10 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
     return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi) return true;
+  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi ||
+      scores == ScoreModKind::kDenseBias) {
+    return true;
+  }
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
                     problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
@@ -126,6 +138,11 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
   if (!fits)
     *why_not = "too many queries for the Hopper kernel with biases, dropout or block masks";
   return fits;
+}
+
+bool BackwardKernels::accepts(const BackwardArgs& args) const {
+  return main_.choice.entry->score_mod != ScoreModKind::kDenseBias ||
+         accepts_bias(problem_, args.inputs);
 }
 
 int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {
@@ -203,8 +220,9 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.delta = workspace.take<float>(rows);
   common.softmax_base = workspace.take<float>(rows);
   common.large_lse = workspace.take<uint64_t>(1);
-  common.wide_scores =
-      entry.score_mod == ScoreModKind::kSoftcapAlibi || entry.score_mod == ScoreModKind::kRuntime;
+  common.wide_scores = entry.score_mod == ScoreModKind::kSoftcapAlibi ||
+                       entry.score_mod == ScoreModKind::kDenseBias ||
+                       entry.score_mod == ScoreModKind::kRuntime;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
@@ -304,6 +322,13 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
       {args.o, "o", &preprocess->o, queries(dim_v, kBoxRows)},
       {p->common.dout, "dout", &preprocess->dout, queries(dim_v, kBoxRows)},
   };
+  if (entry.score_mod == ScoreModKind::kDenseBias) {
+    constexpr int32_t kConsumerKeys = 64;
+    if (const int32_t status =
+            make_bias_map(problem_, args.inputs, shape, kConsumerKeys, &p->bias)) {
+      return status;
+    }
+  }
   constexpr int kPreprocessMaps = 2;
   const auto* const end = std::end(table) - (p->preprocess ? 0 : kPreprocessMaps);
   for (const auto* row = table; row != end; ++row) {

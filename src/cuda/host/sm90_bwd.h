@@ -16,10 +16,16 @@ class BackwardKernels final : public BackwardRow {
   // See Registration::supports.
   static bool supports(const Problem& problem, const char** why_not);
 
+  // The same of kernels of kDenseBias.
+  static bool supports_dense_bias(const Problem& problem, const char** why_not);
+
   BackwardKernels(const Problem& problem, const Device& device);
+  // With kernels of one kind.
+  BackwardKernels(const Problem& problem, const Device& device, ScoreModKind kind);
 
   const char* title() const override { return "Hopper kernels"; }
   bool supports(const Shape& shape, const char** why_not) const override;
+  bool accepts(const BackwardArgs& args) const override;
   RowCost cost(const Shape&) const override { return {0.6, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;

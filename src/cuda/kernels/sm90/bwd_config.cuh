@@ -7,6 +7,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/device/dense_bias_panel.cuh"
 #include "cuda/device/score_mod.cuh"
 #include "cuda/kernels/sm90/params.h"
 #include "cuda/device/pipeline.cuh"
@@ -27,7 +28,10 @@ struct BwdTileConfig {
   static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
   static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
-  static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores;
+  // kHasDenseBias: scores differ by a bias alone, which TMA loads, for each consumer by itself.
+  static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
+  static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;  // panels
+  static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores && !kHasDenseBias;
   static constexpr bool kSeparatePForDs =
       kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
@@ -47,6 +51,7 @@ template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKSt
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
   using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
   using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
+  using Tiles::kHasDenseBias, Tiles::kBiasStages;
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr int kClusterTileKv = kTileKv;
@@ -64,18 +69,25 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod
   static constexpr int kDqFills = kDqSubtiles;  // stages that dQ of a Q tile fills
 
   // Shared memory: K stages | V | Q stages | dO stages | dS stages | dQ | lse stages | delta stages
-  // | BwdSharedStorage.
+  // | bias stages | BwdSharedStorage.
   static constexpr int kV = kKStages * kKBytes, kQ = kV + kKBytes;
   static constexpr int kDo = kQ + kStages * kQBytes;
   static constexpr int kDs = kDo + kStages * kQBytes, kDq = kDs + kDsStages * kDsBytes;
   static constexpr int kLse = kDq + kDqTileBytes, kDelta = kLse + kStages * kRowStatBytes;
-  static constexpr int kMainBytes = kDelta + kStages * kRowStatBytes;
+  static constexpr int kBias = kDelta + kStages * kRowStatBytes;
+  static constexpr int kBiasBytes =
+      kHasDenseBias ? Tiles::kConsumers * kBiasStages * kBiasPanelBytes : 0;
+  static constexpr int kMainBytes = kBias + kBiasBytes;
 };
 
-// Stages of K of the kernel below. Bits of a block mask leave no room for a second of 128 columns.
+// Stages of K of the kernel below. Bits of a block mask, or a bias, leave no room for a second of
+// 128 columns.
 template <int kDim, class ScoreMod>
 constexpr int kBwdKStages =
-    kDim == 128 && !ScoreMod::kIsRuntime && ScoreMod::template kHas<BlockMask> ? 1 : 2;
+    kDim == 128 && !ScoreMod::kIsRuntime &&
+            (ScoreMod::template kHas<BlockMask> || ScoreMod::template kHas<DenseBias>)
+        ? 1
+        : 2;
 
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, class ScoreMod>
@@ -302,6 +314,9 @@ struct BwdSharedStorage {
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
   Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
   DqPipeline<Config::kDqStages> dq;
+  std::conditional_t<Config::kHasDenseBias, Pipeline<Config::kBiasStages, Config::kConsumers>,
+                     NoPipeline>
+      bias;  // each consumer's panels
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
   BwdWorkTile<Config>
@@ -341,6 +356,7 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   storage.ds.init(Config::kDsArrivals,
                   Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
   storage.dq.init(4, 1);  // warps; a reducer
+  if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
   // The producer and the two reducers read it, too; the peer arrives when it has read the index.
   storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   if constexpr (Config::kTwoCta) {

@@ -149,6 +149,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     // phase would take the next but one for it.
     storage_.q.consumer_wait(q_state_);
     storage_.dout.consumer_wait(q_state_);
+    score_mod_.skip_bias(q_state_.count);
     storage_.ds.producer_acquire({q_state_.count});
     const PFragment zeros = {};
     this->store_ds(zeros, DsState{q_state_.count}.stage());

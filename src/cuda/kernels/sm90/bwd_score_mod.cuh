@@ -60,7 +60,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply_score_mod<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
-      if (kMasked && (kind & Base::kLargeLse)) {
+      if (!Config::kHasDenseBias && kMasked && (kind & Base::kLargeLse)) {
         const volatile float* const bases = this->bases_at(q_coord, count, mma_n);
 #pragma unroll
         for (int i = 0; i < kMmaN / 2; ++i) {
@@ -70,8 +70,14 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout)
         storage_.ds.producer_acquire({count});
+      if constexpr (Config::kHasDenseBias) {
+        add_dense_bias<kMasked>(s, lse, q_coord, kind, count);
 #pragma unroll
-      for (int n = 0; n < kMmaN / 8; ++n) {
+        for (int i = 0; i < kMmaN / 4; ++i)
+          p[i] = ptx::pack<T>(ptx::exp2(s[2 * i]), ptx::exp2(s[2 * i + 1]));
+      }
+#pragma unroll
+      for (int n = 0; n < (Config::kHasDenseBias ? 0 : kMmaN / 8); ++n) {
         float2 row_lse;
         if constexpr (kPreloadsLse) {
           row_lse = lse[n];
@@ -152,7 +158,35 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
+  // Reads none of the bias of Q tile `count`.
+  __device__ __forceinline__ void skip_bias(uint32_t count) const {
+    if constexpr (Config::kHasDenseBias) dense_bias(count).skip();
+  }
+
  private:
+  // The panels of a Q tile's bias, as the warp's waits and releases reach them.
+  struct TilePanels {
+    const BwdScoreMod& consumer;
+    uint32_t first;
+
+    __device__ __forceinline__ PipelineState<Config::kBiasStages> state(int p) const {
+      return {first + p};
+    }
+    __device__ __forceinline__ uint32_t wait(int p) const {
+      consumer.storage_.bias.consumer_wait(state(p), consumer.consumer_);
+      return Base::bias_panel(consumer.shared_, state(p), consumer.consumer_);
+    }
+    __device__ __forceinline__ void release(int p) const {
+      __syncwarp();
+      if (consumer.lane() == 0) consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
+    }
+  };
+  __device__ __forceinline__ auto dense_bias(uint32_t count) const {
+    const int32_t dtype = params_.common.problem.dtype_bias;
+    return TransposedBiasPanels<T, TilePanels>{
+        {*this, count * Base::BiasTile::count(dtype_size(dtype))}, dtype, this->warp(), lane()};
+  }
+
   template <bool kMasked>
   static __device__ __forceinline__ float ds_of(float p, float dp, float delta, float keep_scale) {
     float x;
@@ -190,6 +224,29 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply(ScoreModChain<Alibi>(), false);
     } else {
       apply(ScoreMod(), near_0);
+    }
+  }
+
+  // Turns S into exponents of P. The panels of the bias are those of Q tile `count`.
+  template <bool kMasked>
+  __device__ __forceinline__ void add_dense_bias(Tile& s, const Lse& lse, int32_t q_coord,
+                                                 uint32_t kind, uint32_t count) const {
+    const Problem& problem = params_.common.problem;
+    // As apply_chain() does, in the same order of operations as lse_recompute.cuh.
+    const bool large_lse = kMasked && (kind & Base::kLargeLse);
+    const float log2e = large_lse ? kLog2E / kWideUnit : kLog2E, factor = problem.scale * log2e;
+#pragma unroll
+    for (int i = 0; i < kMmaN / 2; ++i) {
+      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
+      s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
+    }
+    dense_bias(count).add(StLayout<>(), s, log2e);
+    if (!large_lse) return;
+    const volatile float* const bases = this->bases_at(q_coord, count, 0);
+#pragma unroll
+    for (int i = 0; i < kMmaN / 2; ++i) {
+      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
+      s[i] = fmaf(subtract_base(s[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit, -own);
     }
   }
 

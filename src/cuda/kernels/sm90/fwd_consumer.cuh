@@ -99,6 +99,14 @@ class FwdConsumer {
     if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
   }
 
+  // The bias of a tile has been read.
+  __device__ __forceinline__ void advance_bias() {
+    if constexpr (Config::kHasDenseBias) {
+      bias_state_.count +=
+          BiasPanels<Config::kTileKv>::count(dtype_size(params_.problem.dtype_bias));
+    }
+  }
+
   // The number of keys that row mi sees, not counting block masks and biases.
   __device__ __forceinline__ int32_t visible_keys_of(int mi) const {
     const volatile Interval& keys = storage_.visible_kv[row() + mi * 8];
@@ -112,6 +120,7 @@ class FwdConsumer {
   const bool leader_;
   PipelineState<kWorkStages> work_state_;
   PipelineState<Config::kQStages> q_state_;
+  PipelineState<Config::kBiasStages> bias_state_;  // this warpgroup's panels so far
 };
 
 }  // namespace flashattn::cuda::sm90

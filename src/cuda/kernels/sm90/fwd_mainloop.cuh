@@ -201,6 +201,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       }
     } else {
       score_mod().modify(s, n * kTileKv, redo);
+      this->advance_bias();
       apply_masks<kHalf>(s, n);
       this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo);
       this->exp2_online(s, redo);
@@ -243,6 +244,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else {
       const bool redo = kIsOnline && work_tile().redo_online;
       score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
+      this->advance_bias();
       if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
@@ -284,7 +286,8 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   __device__ __forceinline__ float to_base_units(bool redo) const {
-    return Config::kIsRuntime || redo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
+    return Base::ScoreMod::kHoldsAllScores || redo ? 1.0f
+                                                   : Base::ScoreMod::exponent_scale(params_);
   }
 
   __device__ __forceinline__ void reset_accumulators() {

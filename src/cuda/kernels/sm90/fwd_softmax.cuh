@@ -27,6 +27,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
+  // The same of redone tiles.
+  static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
                                         SharedStorage<Config>& storage, int32_t warpgroup)
@@ -149,7 +151,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
                             softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]) * kWideUnit;
+      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]) * kRedoUnit;
       c = 1.0f;
       bases[0] = bases[1] = 0.0f;
     }
@@ -206,7 +208,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
-    return Config::kIsRuntime || (redo && !Config::kIsFp8) ? kWideUnit : 1.0f;
+    return redo && !Config::kIsFp8 ? kRedoUnit : kScoreUnit;
   }
 
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
@@ -260,7 +262,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         const int32_t keys = this->visible_keys_of(mi);
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
         bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kRedoScore / kScoreUnit);
-        if (!Config::kIsRuntime) {
+        if (!ScoreMod::kHoldsAllScores) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
           bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);

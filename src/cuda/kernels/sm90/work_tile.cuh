@@ -5,6 +5,7 @@
 #include "core/score_mod.h"
 #include "cuda/host/schedule/warpgroup_rows.h"
 #include "cuda/device/alibi.cuh"
+#include "cuda/device/dense_bias.cuh"
 #include "cuda/kernels/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -44,6 +45,22 @@ struct WorkTile {
   WarpgroupTile warpgroups[kConsumers];
 };
 
+struct BatchAndHead {
+  int32_t b, h;
+};
+
+// The sequence and head of a head of the L2 swizzle. A dense bias that all sequences share is read
+// by all of them at about the same time: it may exceed L2.
+template <class ScoreMod>
+__device__ __forceinline__ BatchAndHead batch_and_head(const ForwardParams& params,
+                                                       int32_t head_idx) {
+  if constexpr (!ScoreMod::kIsRuntime && ScoreMod::template kHas<DenseBias>) {
+    const int32_t batch = params.args.shape.batch;
+    if (params.args.inputs.bias_stride_batch == 0) return {head_idx % batch, head_idx / batch};
+  }
+  return {head_idx / params.problem.heads_q, head_idx % params.problem.heads_q};
+}
+
 // Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
 // false if the tile has no row.
 template <int kTileKv, class ScoreMod, int kConsumers>
@@ -57,7 +74,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   int32_t query, query_end;
   Lengths len;
   {
-    const int32_t b = position.head_idx / problem.heads_q;
+    const auto [b, h] = batch_and_head<ScoreMod>(params, position.head_idx);
     const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, params.args.inputs, b);
     len = sequence.len;
     const Interval warpgroups =
@@ -68,8 +85,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
     if (query >= query_end) return false;
     if (kHasAlibi && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const float unit = ScoreMod::kIsRuntime || redo ? kLog2E / kWideUnit : kLog2E;
-      slope = Alibi::slope_of(problem, params.args.inputs, b, position.head_idx % problem.heads_q) *
-              unit;
+      slope = Alibi::slope_of(problem, params.args.inputs, b, h) * unit;
     }
     if (lane == 0) {
       work_tile.alibi_slope = slope;
@@ -77,7 +93,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
       work_tile.linear_idx = linear_idx;
       work_tile.redo_online = redo;
       work_tile.b = b;
-      work_tile.h = position.head_idx % problem.heads_q;
+      work_tile.h = h;
       work_tile.query = query;
       work_tile.query_end = query_end;
       work_tile.len = len;
