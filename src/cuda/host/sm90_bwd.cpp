@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/score_mod.h"
 #include "core/select.h"
+#include "cuda/kernels/common/bwd_postprocess.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/host/preload.h"
 #include "cuda/host/tensor_map.h"
@@ -94,7 +95,11 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, S
       l2_bytes_(usable_l2_bytes(device.index)),
       main_(make(find(problem, kind, backward_table()))),
       two_warpgroup_(make(find_two_warpgroup(problem, kind))),
-      dbias_(problem, multiprocessors_) {}
+      dbias_(problem, multiprocessors_) {
+  if (kind == ScoreModKind::kDenseBias && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    throw_on(preload_clear_dbias(), "cudaFuncGetAttributes");
+  }
+}
 
 BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
   if (!entry) return {};
@@ -160,6 +165,17 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   if (is_stream_k && heads * kStreamKMultiprocessors < int64_t{multiprocessors_} * kStreamKHeads)
     return false;
   return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
+}
+
+bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
+  if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
+  // A sequence's own gradient ends where it does: nothing beside it may be cleared.
+  if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
+  // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
+  if (args.dbias_stride_row == 0 || args.dbias_stride_row > INT32_MAX / 64) return false;
+  const bool sums = (args.dbias_stride_batch == 0 && args.shape.batch > 1) ||
+                    (args.dbias_stride_head == 0 && problem_.heads_q > 1);
+  return !sums || !ordered();
 }
 
 BackwardParams BackwardKernels::params(const BackwardEntry& entry, const BackwardArgs& args,
@@ -262,7 +278,10 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    return "; a portable kernel computes the gradient of the bias";
+    return kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered()
+               ? "; the gradient of the bias by the same kernel, unless lengths differ or queries "
+                 "are summed"
+               : "; a portable kernel computes the gradient of the bias";
   }
   BackwardArgs args{};
   args.shape = shape;
@@ -379,6 +398,14 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
     preprocess = preprocess_params(p);
   }
   if (const int32_t status = make_maps(entry, &p, &preprocess)) return status;
+  p.adds_dbias = adds_dbias(args);
+  if (p.adds_dbias) {
+    if (const int32_t status =
+            status_of(launch_clear_dbias(p.common, multiprocessors_, stream),
+                      "clearing the gradient of the bias")) {
+      return status;
+    }
+  }
   if (const int32_t status = launch_preprocess(p, preprocess, stream)) return status;
   // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
@@ -398,6 +425,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                                        "launching the conversion of dq")) {
     return status;
   }
+  if (p.adds_dbias) p.common.args.dbias = nullptr;  // it is made
   return dbias_.launch_with_dsink(p.common, stream);
 }
 

@@ -45,6 +45,8 @@ class BackwardKernels final : public BackwardRow {
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
+  // Whether the kernel makes the gradient of the bias, not dbias_.
+  bool adds_dbias(const BackwardArgs& args) const;
   // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;

@@ -118,7 +118,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
       score_mod_.template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n],
                                               dp[mma_n], ds[mma_n], at.stage(), q_state_.count,
-                                              mma_n);
+                                              q_coord, mma_n);
       this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
       if (mma_n == kMmasN - 1) {
         this->commit_ds({q_state_.count});

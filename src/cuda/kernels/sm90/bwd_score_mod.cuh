@@ -123,13 +123,16 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // done.
   template <bool kMasked>
   __device__ __forceinline__ void compute_ds(const Operand& p_words, const Tile& dp, Operand& ds,
-                                             uint32_t slot, uint32_t count, int mma_n = 0) const {
+                                             uint32_t slot, uint32_t count, int32_t q_coord,
+                                             int mma_n = 0) const {
     const uint32_t delta = this->template row_stat_address<Config::kDelta>(slot, mma_n);
     const uint32_t staged_p =
         this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
+    DbiasColumns dbias;
+    if constexpr (Config::kHasDenseBias) dbias = dbias_columns(q_coord, count);
 #pragma unroll
     for (int m = 0; m < kMmaN / 16; ++m) {
       uint32_t quad[4];
@@ -145,8 +148,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         const float2 d = ptx::load_shared_pair(delta + n * 32);
         const float* y = &dp[4 * n + 2 * (i % 2)];
         const float2 p = ptx::unpack<T>(quad[i]);
-        ds[4 * m + i] = ptx::pack<T>(ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
-                                     ds_of<kMasked>(p.y, y[1], d.y, keep_scale));
+        const float first = ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
+                    second = ds_of<kMasked>(p.y, y[1], d.y, keep_scale);
+        ds[4 * m + i] = ptx::pack<T>(first, second);
+        if constexpr (Config::kHasDenseBias) {
+          if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
+        }
       }
     }
   }
@@ -185,6 +192,33 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const int32_t dtype = params_.common.problem.dtype_bias;
     return TransposedBiasPanels<T, TilePanels>{
         {*this, count * Base::BiasTile::count(dtype_size(dtype))}, dtype, this->warp(), lane()};
+  }
+
+  // Where the gradient of the bias of this lane's elements is.
+  struct DbiasColumns {
+    float* first;        // of the lane's first query and key
+    uint32_t row;        // elements from a query to the next
+    int32_t queries[2];  // left from there on, for the first key and for key 8; 0: add nothing
+
+    // Adds dS of queries 8 n and 8 n + 1, and of key 8 * half. The 8 lanes of a query fill a sector.
+    __device__ __forceinline__ void add(int n, int half, float x, float y) const {
+      float* const to = first + (8 * n * row + 8 * half);
+      ptx::red_add_if(8 * n < queries[half], to, x);
+      ptx::red_add_if(8 * n + 1 < queries[half], to + row, y);
+    }
+  };
+  __device__ __forceinline__ DbiasColumns dbias_columns(int32_t q_coord, uint32_t count) const {
+    if (!params_.adds_dbias) return {};
+    const BackwardArgs& args = params_.common.args;
+    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
+    const int32_t head = work_tile().kv_head * params_.common.q_heads_per_kv_head +
+                         static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
+    const int32_t query = this->q_tile_of(q_coord) * kTileQ + lane() % 4 * 2;
+    const int32_t queries = work_tile().len.q - query, keys = work_tile().keys - row();
+    return {args.dbias + work_tile().b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                query * args.dbias_stride_row + work_tile().key + row(),
+            static_cast<uint32_t>(args.dbias_stride_row),
+            {keys > 0 ? queries : 0, keys > 8 ? queries : 0}};
   }
 
   template <bool kMasked>

@@ -102,7 +102,8 @@ struct BackwardParams {
   // s = score_scale * tanh(softcap_inner * q k^T) with a softcap, score_scale * q k^T without, in
   // units of log2(e).
   float softcap_inner, score_scale;
-  CUtensorMap bias;  // kDenseBias: (key, query, head, batch)
+  int32_t adds_dbias;  // kDenseBias: to args.dbias, which has been cleared
+  CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
 };
 
 }  // namespace flashattn::cuda::sm90
