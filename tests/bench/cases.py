@@ -153,8 +153,8 @@ class Case:
         return self.decodes or self.op == "merge"
 
     def shapes(self) -> Dict[str, Shape]:
-        """Of q, k, v and dout: (batch, seq, head, dim); of a bias: (1, head, query, key); of a merge
-        of its parts."""
+        """Of q, k, v and dout: (batch, seq, head, dim); of a bias: (1, head, query, key); of a
+        merge of its parts."""
         if self.op == "merge":
             return {f"o{n}": (self.batch, self.seqlen_q, self.heads, self.value_dim)
                     for n in range(self.parts)}

@@ -429,5 +429,5 @@ def latent():
 
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
-    splits, strides, biases, bias_tiles, alibis, features, gradients, dropouts, many_queries, many_heads, many_keys,
-    latent)}
+    splits, strides, biases, bias_tiles, alibis, features, gradients, dropouts, many_queries,
+    many_heads, many_keys, latent)}

@@ -4,11 +4,22 @@
 #include "cuda/bias_panels.h"
 #include "cuda/device/dense_bias.cuh"
 #include "cuda/device/fragment.cuh"
+#include "cuda/device/pipeline.cuh"
 #include "cuda/ptx/copy.cuh"
 
 namespace flashattn::cuda {
 
-// The address of a byte of a panel, with the swizzle of its rows. The panel is aligned to 1024 bytes.
+// The base of a kernel's shared memory: the pipeline of the panels, if it has a bias. Each consumer
+// warpgroup has panels of its own. Empty otherwise: other kernels keep their addresses.
+template <bool kHasBias, int kStages, int kConsumers>
+struct BiasPipeline {};
+template <int kStages, int kConsumers>
+struct BiasPipeline<true, kStages, kConsumers> {
+  Pipeline<kStages, kConsumers> bias;
+};
+
+// The address of a byte of a panel, with the swizzle of its rows. The panel begins at a multiple of
+// 1024 bytes.
 template <class Panels, int kElement>
 __device__ __forceinline__ uint32_t bias_address(uint32_t panel, int32_t row, int32_t byte) {
   constexpr int32_t kRow = Panels::row_bytes(kElement);
@@ -23,7 +34,7 @@ struct DenseBiasPanels {
   using Geometry = BiasPanels<kTileKv>;
   Panels panels;
   int32_t dtype;
-  int32_t row;   // of the warp in a panel
+  int32_t row;  // of the warp in a panel
   int32_t lane;
 
   // factor: not yet applied to the scores.
@@ -47,8 +58,8 @@ struct DenseBiasPanels {
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
         uint32_t words[4];
-        ptx::ldmatrix_x4(words, bias_address<Geometry, 2>(panel, row + lane % 16,
-                                                         (n + lane / 16) * 16));
+        ptx::ldmatrix_x4(words,
+                         bias_address<Geometry, 2>(panel, row + lane % 16, (n + lane / 16) * 16));
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const float2 bias = ptx::unpack<T>(words[w]);
@@ -69,8 +80,8 @@ struct DenseBiasPanels {
       for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float2 bias = ptx::load_shared_pair(bias_address<Geometry, 4>(
-              panel, row + lane / 4 + half * 8, n * 32 + lane % 4 * 8));
+          const float2 bias = ptx::load_shared_pair(
+              bias_address<Geometry, 4>(panel, row + lane / 4 + half * 8, n * 32 + lane % 4 * 8));
           float* const x = &s[p * 16 + 4 * n + 2 * half];
           x[0] = DenseBias::apply<float>(x[0], factor, bias.x, 1.0f);
           x[1] = DenseBias::apply<float>(x[1], factor, bias.y, 1.0f);
@@ -87,8 +98,8 @@ struct DenseBiasPanels {
     for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t word = ptx::load_shared(bias_address<Geometry, 1>(
-            panel, row + lane / 4 + half * 8, n * 8 + lane % 4 / 2 * 4));
+        const uint32_t word = ptx::load_shared(
+            bias_address<Geometry, 1>(panel, row + lane / 4 + half * 8, n * 8 + lane % 4 / 2 * 4));
         float* const x = &s[4 * n + 2 * half];
         x[0] = word & first ? x[0] * factor : -INFINITY;
         x[1] = word & first << 8 ? x[1] * factor : -INFINITY;
@@ -98,8 +109,8 @@ struct DenseBiasPanels {
   }
 };
 
-// The dense bias of a fragment of S^T of 64 keys and 64 queries: a warp has 16 keys. Scores may have
-// any unit.
+// The dense bias of a fragment of S^T of 64 keys and 64 queries: a warp has 16 keys. Scores may
+// have any unit.
 template <class T, class Panels>
 struct TransposedBiasPanels {
   using Geometry = BiasPanels<64>;
@@ -130,9 +141,8 @@ struct TransposedBiasPanels {
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       uint32_t words[4];
-      ptx::ldmatrix_x4_trans(
-          words, bias_address<Geometry, 2>(panel, (n + lane / 16) * 8 + lane % 8,
-                                           (warp * 2 + lane / 8 % 2) * 16));
+      ptx::ldmatrix_x4_trans(words, bias_address<Geometry, 2>(panel, (n + lane / 16) * 8 + lane % 8,
+                                                              (warp * 2 + lane / 8 % 2) * 16));
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 bias = ptx::unpack<T>(words[w]);
@@ -150,8 +160,8 @@ struct TransposedBiasPanels {
     const uint32_t panel = warp / 2 == 0 ? first : second;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float bias = __uint_as_float(ptx::load_shared(bias_address<Geometry, 4>(
-          panel, query(i), (warp % 2 * 16 + key(i)) * 4)));
+      const float bias = __uint_as_float(ptx::load_shared(
+          bias_address<Geometry, 4>(panel, query(i), (warp % 2 * 16 + key(i)) * 4)));
       s[i] = DenseBias::add<float>(s[i], bias, log2e);
     }
     panels.release(0);

@@ -155,7 +155,4 @@ class Pipeline {
   StageBarriers<kStages, kParts> full_, empty_;
 };
 
-// In place of a pipeline that a kernel does not have.
-struct NoPipeline {};
-
 }  // namespace flashattn::cuda

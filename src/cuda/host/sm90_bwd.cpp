@@ -400,9 +400,8 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   if (const int32_t status = make_maps(entry, &p, &preprocess)) return status;
   p.adds_dbias = adds_dbias(args);
   if (p.adds_dbias) {
-    if (const int32_t status =
-            status_of(launch_clear_dbias(p.common, multiprocessors_, stream),
-                      "clearing the gradient of the bias")) {
+    if (const int32_t status = status_of(launch_clear_dbias(p.common, multiprocessors_, stream),
+                                         "clearing the gradient of the bias")) {
       return status;
     }
   }

@@ -32,8 +32,7 @@ ScoreModKind score_mod_of(const Problem& p) {
 }
 
 bool takes(const ForwardEntry& e, const Problem& p, ScoreModKind kind) {
-  return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk &&
-         e.dim_v >= p.dim_v;
+  return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
@@ -150,7 +149,7 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   return cap;
 }
 
-const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",  "_softcap_alibi",
+const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      "_softcap_alibi",
                                       "_dropout", "_block_mask", "_dense_bias", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
@@ -183,9 +182,8 @@ bool ForwardKernels::supports_dense_bias(const Problem& p, const char** why_not)
   const Table<ForwardEntry> table = forward_table();
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
   return has_dense_bias_alone(p) && p.dtype_o != FLASHATTN_DTYPE_F32 &&
-         std::any_of(table.begin(), table.end(), [&](const ForwardEntry* e) {
-           return takes(*e, p, ScoreModKind::kDenseBias);
-         });
+         std::any_of(table.begin(), table.end(),
+                     [&](const ForwardEntry* e) { return takes(*e, p, ScoreModKind::kDenseBias); });
 }
 
 ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
@@ -323,8 +321,9 @@ bool has_code(int32_t device) {
 
 bool takes_dims(const Problem& problem) {
   const Table<ForwardEntry> table = forward_table();
-  return std::any_of(table.begin(), table.end(),
-                     [&](const ForwardEntry* e) { return takes(*e, problem, score_mod_of(problem)); });
+  return std::any_of(table.begin(), table.end(), [&](const ForwardEntry* e) {
+    return takes(*e, problem, score_mod_of(problem));
+  });
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -58,15 +58,15 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
               static_cast<int>(result));
 }
 
-int32_t make_bias_map(const Problem& problem, const Inputs& in, const Shape& shape,
-                      int32_t tile_kv, CUtensorMap* map) {
+int32_t make_bias_map(const Problem& problem, const Inputs& in, const Shape& shape, int32_t tile_kv,
+                      CUtensorMap* map) {
   const int32_t element = dtype_size(problem.dtype_bias);
-  const int32_t columns = tile_kv == 64 ? BiasPanels<64>::columns(element)
-                                        : BiasPanels<128>::columns(element);
-  return make_tensor_map(bias_tensor(in), problem.dtype_bias,
-                         {shape.seqlen_kv, shape.seqlen_q, problem.heads_q, shape.batch,
-                          kBiasPanelRows, columns},
-                         "bias", map);
+  const int32_t columns =
+      tile_kv == 64 ? BiasPanels<64>::columns(element) : BiasPanels<128>::columns(element);
+  return make_tensor_map(
+      bias_tensor(in), problem.dtype_bias,
+      {shape.seqlen_kv, shape.seqlen_q, problem.heads_q, shape.batch, kBiasPanelRows, columns},
+      "bias", map);
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -21,8 +21,8 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                         const char* name, CUtensorMap* map);
 
 // The map of a dense bias, whose boxes are the panels of tiles of tile_kv keys, see BiasPanels.
-int32_t make_bias_map(const Problem& problem, const Inputs& in, const Shape& shape,
-                      int32_t tile_kv, CUtensorMap* map);
+int32_t make_bias_map(const Problem& problem, const Inputs& in, const Shape& shape, int32_t tile_kv,
+                      CUtensorMap* map);
 
 inline flashattn_tensor bias_tensor(const Inputs& in) {
   return {const_cast<void*>(in.bias), in.bias_stride_batch, in.bias_stride_head,

@@ -161,8 +161,7 @@ cudaError_t preload_clear_dbias() { return preload(&clear_dbias_kernel); }
 cudaError_t launch_clear_dbias(const BackwardParams& params, int32_t multiprocessors,
                                cudaStream_t stream) {
   constexpr int kCtasPerSm = 8;
-  const int64_t ctas =
-      std::min<int64_t>(dbias_rows(params), int64_t{multiprocessors} * kCtasPerSm);
+  const int64_t ctas = std::min<int64_t>(dbias_rows(params), int64_t{multiprocessors} * kCtasPerSm);
   return launch_kernel(&clear_dbias_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, 0,
                        params, stream);
 }

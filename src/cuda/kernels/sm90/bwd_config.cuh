@@ -9,6 +9,7 @@
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/device/dense_bias_panel.cuh"
 #include "cuda/device/score_mod.cuh"
+#include "cuda/kernels/sm90/dq_pipeline.cuh"
 #include "cuda/kernels/sm90/params.h"
 #include "cuda/device/pipeline.cuh"
 
@@ -50,8 +51,8 @@ template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKSt
           int kDqSubtiles_>
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
   using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
-  using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   using Tiles::kHasDenseBias, Tiles::kBiasStages;
+  using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr int kClusterTileKv = kTileKv;
@@ -274,37 +275,9 @@ struct DqPostprocessStorage {
   int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
 };
 
-// dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
-// has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
-// stage for this reducer for consumers.
-template <int kStages>
-class DqPipeline {
- public:
-  __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      full_[0][stage].init(producers);
-      full_[1][stage].init(producers);
-      empty_[stage].init(consumers);
-    }
-  }
-
-  __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses) {
-    empty_[stage].wait((uses & 1) ^ 1);
-  }
-  __device__ __forceinline__ void producer_commit(uint32_t reducer, int32_t stage) {
-    full_[reducer][stage].arrive();
-  }
-  __device__ __forceinline__ void consumer_wait(uint32_t reducer, int32_t stage, uint32_t uses) {
-    full_[reducer][stage].wait(uses & 1);
-  }
-  __device__ __forceinline__ void consumer_release(int32_t stage) { empty_[stage].arrive(); }
-
- private:
-  Barrier full_[2][kStages], empty_[kStages];
-};
-
 template <class Config>
-struct BwdSharedStorage {
+struct BwdSharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
   // K and V arrive at the barriers of the first Q and dO of a work tile.
   StageBarriers<Config::kKStages> k_empty;
   StageBarriers<1> v_empty;
@@ -314,9 +287,6 @@ struct BwdSharedStorage {
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
   Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
   DqPipeline<Config::kDqStages> dq;
-  std::conditional_t<Config::kHasDenseBias, Pipeline<Config::kBiasStages, Config::kConsumers>,
-                     NoPipeline>
-      bias;  // each consumer's panels
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
   BwdWorkTile<Config>
@@ -355,7 +325,7 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   if constexpr (Config::kSplitRoles) storage.p.init(4, 4);  // warps
   storage.ds.init(Config::kDsArrivals,
                   Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
-  storage.dq.init(4, 1);  // warps; a reducer
+  storage.dq.init(4, 1);                                         // warps; a reducer
   if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
   // The producer and the two reducers read it, too; the peer arrives when it has read the index.
   storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/common/lse_delta.cuh"
+#include "cuda/kernels/sm90/bwd_dense_bias.cuh"
 #include "cuda/kernels/sm90/bwd_prefetch.cuh"
 #include "cuda/device/score_mod.cuh"
 
@@ -27,11 +28,18 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
-      : Base(params, shared, storage, consumer), prefetch_(params, shared, storage, consumer) {}
+      : Base(params, shared, storage, consumer),
+        prefetch_(params, shared, storage, consumer),
+        bias_(params, shared, storage, consumer) {}
 
   // Starts what the score modifications of a Q tile read, before its S is complete.
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     prefetch_.prefetch(prefetched, q_coord);
+  }
+
+  // Reads none of the bias of Q tile `count`.
+  __device__ __forceinline__ void skip_bias(uint32_t count) const {
+    if constexpr (Config::kHasDenseBias) bias_.of_tile(count).skip();
   }
 
   // LSE of a slice's queries, in units of log2(e), is preloaded where registers allow: not with
@@ -131,8 +139,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
-    DbiasColumns dbias;
-    if constexpr (Config::kHasDenseBias) dbias = dbias_columns(q_coord, count);
+    typename BwdDenseBias<Config>::DbiasColumns dbias;
+    if constexpr (Config::kHasDenseBias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
     for (int m = 0; m < kMmaN / 16; ++m) {
       uint32_t quad[4];
@@ -165,62 +173,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
-  // Reads none of the bias of Q tile `count`.
-  __device__ __forceinline__ void skip_bias(uint32_t count) const {
-    if constexpr (Config::kHasDenseBias) dense_bias(count).skip();
-  }
-
  private:
-  // The panels of a Q tile's bias, as the warp's waits and releases reach them.
-  struct TilePanels {
-    const BwdScoreMod& consumer;
-    uint32_t first;
-
-    __device__ __forceinline__ PipelineState<Config::kBiasStages> state(int p) const {
-      return {first + p};
-    }
-    __device__ __forceinline__ uint32_t wait(int p) const {
-      consumer.storage_.bias.consumer_wait(state(p), consumer.consumer_);
-      return Base::bias_panel(consumer.shared_, state(p), consumer.consumer_);
-    }
-    __device__ __forceinline__ void release(int p) const {
-      __syncwarp();
-      if (consumer.lane() == 0) consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
-    }
-  };
-  __device__ __forceinline__ auto dense_bias(uint32_t count) const {
-    const int32_t dtype = params_.common.problem.dtype_bias;
-    return TransposedBiasPanels<T, TilePanels>{
-        {*this, count * Base::BiasTile::count(dtype_size(dtype))}, dtype, this->warp(), lane()};
-  }
-
-  // Where the gradient of the bias of this lane's elements is.
-  struct DbiasColumns {
-    float* first;        // of the lane's first query and key
-    uint32_t row;        // elements from a query to the next
-    int32_t queries[2];  // left from there on, for the first key and for key 8; 0: add nothing
-
-    // Adds dS of queries 8 n and 8 n + 1, and of key 8 * half. The 8 lanes of a query fill a sector.
-    __device__ __forceinline__ void add(int n, int half, float x, float y) const {
-      float* const to = first + (8 * n * row + 8 * half);
-      ptx::red_add_if(8 * n < queries[half], to, x);
-      ptx::red_add_if(8 * n + 1 < queries[half], to + row, y);
-    }
-  };
-  __device__ __forceinline__ DbiasColumns dbias_columns(int32_t q_coord, uint32_t count) const {
-    if (!params_.adds_dbias) return {};
-    const BackwardArgs& args = params_.common.args;
-    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
-    const int32_t head = work_tile().kv_head * params_.common.q_heads_per_kv_head +
-                         static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
-    const int32_t query = this->q_tile_of(q_coord) * kTileQ + lane() % 4 * 2;
-    const int32_t queries = work_tile().len.q - query, keys = work_tile().keys - row();
-    return {args.dbias + work_tile().b * args.dbias_stride_batch + head * args.dbias_stride_head +
-                query * args.dbias_stride_row + work_tile().key + row(),
-            static_cast<uint32_t>(args.dbias_stride_row),
-            {keys > 0 ? queries : 0, keys > 8 ? queries : 0}};
-  }
-
   template <bool kMasked>
   static __device__ __forceinline__ float ds_of(float p, float dp, float delta, float keep_scale) {
     float x;
@@ -274,7 +227,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
       s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
     }
-    dense_bias(count).add(StLayout<>(), s, log2e);
+    bias_.of_tile(count).add(StLayout<>(), s, log2e);
     if (!large_lse) return;
     const volatile float* const bases = this->bases_at(q_coord, count, 0);
 #pragma unroll
@@ -449,6 +402,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   }
 
   const BwdPrefetch<Config> prefetch_;
+  const BwdDenseBias<Config> bias_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -64,11 +64,10 @@ struct ForwardConfig {
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
-  // Stages of the dense bias, panels of 64 queries of a warpgroup each: two tiles of 16 bits, one of
-  // fp32.
+  // Stages of the dense bias, panels of 64 queries of a warpgroup each: two tiles of 16 bits, one
+  // of fp32.
   static constexpr int kBiasStages = kHasDenseBias ? kTileKv / 32 : 1;
-  static constexpr int kBiasBytes =
-      kHasDenseBias ? kBiasStages * kConsumers * kBiasPanelBytes : 0;
+  static constexpr int kBiasBytes = kHasDenseBias ? kBiasStages * kConsumers * kBiasPanelBytes : 0;
   static constexpr int kMaxTensorBytes =
       227 * 1024 / kCtasPerSm - 3 * 1024 - kBiasBytes;  // beside SharedStorage
   // Four stages where they fit: loads for the next work tile then start before a short one ends.
@@ -103,14 +102,12 @@ constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 template <class Config>
-struct SharedStorage {
+struct SharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
   Pipeline<Config::kStages> k, v;
-  std::conditional_t<Config::kHasDenseBias, Pipeline<Config::kBiasStages, Config::kConsumers>,
-                     NoPipeline>
-      bias;  // each warpgroup's panels
   Pipeline<kWorkStages> work;
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed

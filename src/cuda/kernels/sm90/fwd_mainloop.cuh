@@ -286,8 +286,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   __device__ __forceinline__ float to_base_units(bool redo) const {
-    return Base::ScoreMod::kHoldsAllScores || redo ? 1.0f
-                                                   : Base::ScoreMod::exponent_scale(params_);
+    return Base::ScoreMod::kHoldsAllScores || redo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   __device__ __forceinline__ void reset_accumulators() {

@@ -197,8 +197,7 @@ class QProducer {
           bias_state_[warpgroup].advance();
           storage_.bias.producer_acquire(at, warpgroup);
           if (!ptx::elect()) continue;
-          storage_.bias.producer_expect(at, kBiasPanelRows * Panels::row_bytes(element),
-                                        warpgroup);
+          storage_.bias.producer_expect(at, kBiasPanelRows * Panels::row_bytes(element), warpgroup);
           ptx::tma_load(shared_ + Config::kBiasOffset +
                             (warpgroup * Config::kBiasStages + at.stage()) * kBiasPanelBytes,
                         &params_.bias, storage_.bias.full_barrier(at, warpgroup).address(),

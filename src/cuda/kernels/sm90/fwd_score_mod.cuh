@@ -90,10 +90,8 @@ class FwdScoreMod {
 
   __device__ __forceinline__ auto make(Type<DenseBias>, int32_t key, float) const {
     if constexpr (Config::kHasDenseBias) {
-      return DenseBiasPanels<kTileKv, T, TilePanels>{{consumer_},
-                                                     params_.problem.dtype_bias,
-                                                     row() % 64 - lane() / 4,
-                                                     lane()};
+      return DenseBiasPanels<kTileKv, T, TilePanels>{
+          {consumer_}, params_.problem.dtype_bias, row() % 64 - lane() / 4, lane()};
     } else {
       return gathered_bias(key);
     }

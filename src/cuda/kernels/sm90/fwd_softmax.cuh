@@ -261,7 +261,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t keys = this->visible_keys_of(mi);
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
-        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kRedoScore / kScoreUnit);
+        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kLargestBase / kScoreUnit);
         if (!ScoreMod::kHoldsAllScores) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
@@ -315,6 +315,10 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     FwdEpilogue<Config>(*this).store(o);
     store_lse(work_tile().redo_online);
   }
+
+  // A larger base makes a redo. A dense bias may leave a row one key, whose weight must be 1: in
+  // these units the product of base and log2(e) is rounded.
+  static constexpr float kLargestBase = Config::kHasDenseBias ? kLargeScore : kRedoScore;
 
   // Rounds as pack_p() rounds P.
   static __device__ __forceinline__ float round_to_type(float x) {

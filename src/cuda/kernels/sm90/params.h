@@ -21,7 +21,7 @@ enum class ScoreModKind : int32_t {
   kDropout,
   kBlockMask,
   kDenseBias,  // a bias that TMA loads, see takes_bias()
-  kRuntime,  // chosen at run time: any bias, any combination; forward: also scale < 0
+  kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 
 // The largest head dimension with kernels of kBlockMask; larger heads have kRuntime.
