@@ -18,6 +18,14 @@ struct BiasPipeline<true, kStages, kConsumers> {
   Pipeline<kStages, kConsumers> bias;
 };
 
+// The base of a consumer: the panels so far, if there is a bias.
+template <bool kHasBias, int kStages>
+struct BiasPosition {};
+template <int kStages>
+struct BiasPosition<true, kStages> {
+  PipelineState<kStages> bias_state_;
+};
+
 // The address of a byte of a panel, with the swizzle of its rows. The panel begins at a multiple of
 // 1024 bytes.
 template <class Panels, int kElement>

@@ -63,7 +63,16 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       SchedulerWarp<Config>(params, storage).run();
     } else if (Config::kQProducerWarp && warp == 2) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
-      for_each_work_tile(storage, [&producer](const auto& work_tile) { producer.load(work_tile); });
+      if constexpr (Config::kHasDenseBias) {
+        BiasProducer<Config> bias(params, ptx::shared_address(shared), storage);
+        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile) {
+          producer.load(work_tile);
+          bias.load(work_tile);
+        });
+      } else {
+        for_each_work_tile(storage,
+                           [&producer](const auto& work_tile) { producer.load(work_tile); });
+      }
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();

@@ -12,7 +12,7 @@ constexpr int kWarpSchedulerBarrier = 1;  // + warpgroup: it may issue its WGMMA
 constexpr int kWarpgroupBarrier = 8;      // + warpgroup: its four warps
 
 template <class Config>
-class FwdConsumer {
+class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStages> {
  public:
   static constexpr int kConsumers = Config::kConsumers, kTileQ = Config::kTileQ;
 
@@ -102,7 +102,7 @@ class FwdConsumer {
   // The bias of a tile has been read.
   __device__ __forceinline__ void advance_bias() {
     if constexpr (Config::kHasDenseBias) {
-      bias_state_.count +=
+      this->bias_state_.count +=
           BiasPanels<Config::kTileKv>::count(dtype_size(params_.problem.dtype_bias));
     }
   }
@@ -120,7 +120,6 @@ class FwdConsumer {
   const bool leader_;
   PipelineState<kWorkStages> work_state_;
   PipelineState<Config::kQStages> q_state_;
-  PipelineState<Config::kBiasStages> bias_state_;  // this warpgroup's panels so far
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -144,7 +144,7 @@ __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storag
   }
 }
 
-// Producer of Q, and of the dense bias.
+// Producer of Q.
 template <class Config>
 class QProducer {
  public:
@@ -173,15 +173,27 @@ class QProducer {
       }
     }
     q_state_.advance();
-    if constexpr (Config::kHasDenseBias) load_bias(work_tile);
   }
 
  private:
+  const ForwardParams& params_;
+  SharedStorage<Config>& storage_;
+  const uint32_t shared_;
+  PipelineState<Config::kQStages> q_state_;
+};
+
+// Producer of the dense bias, in the warp of the producer of Q.
+template <class Config>
+class BiasProducer {
   using BiasState = PipelineState<Config::kBiasStages>;
 
+ public:
+  __device__ __forceinline__ BiasProducer(const ForwardParams& params, uint32_t shared,
+                                          SharedStorage<Config>& storage)
+      : params_(params), storage_(storage), shared_(shared) {}
+
   // Loads the bias of the KV tiles that each warpgroup visits.
-  __device__ __forceinline__ void load_bias(
-      const volatile WorkTile<Config::kConsumers>& work_tile) {
+  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile) {
     using Panels = BiasPanels<Config::kTileKv>;
     const int32_t element = dtype_size(params_.problem.dtype_bias);
     const int32_t begin = work_tile.kv_begin;
@@ -209,10 +221,10 @@ class QProducer {
     }
   }
 
+ private:
   const ForwardParams& params_;
   SharedStorage<Config>& storage_;
   const uint32_t shared_;
-  PipelineState<Config::kQStages> q_state_;
   BiasState bias_state_[Config::kConsumers];
 };
 
