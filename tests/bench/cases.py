@@ -28,6 +28,8 @@ class Case:
     block_density: float = 1.0  # of a block mask with blocks of 128 x 128; 1: none
     softcap: float = 0.0
     alibi: bool = False
+    bias: str = ""  # dtype of a dense bias that all sequences share
+    dbias: bool = False  # with its gradient
     dropout: float = 0.0
     repeatable: bool = False  # determinism = RUN_TO_RUN
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged
@@ -46,6 +48,10 @@ class Case:
             raise ValueError("first_token: not with parts, pages or E4M3")
         if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
+        if self.bias and (self.parts or self.page_size or self.uneven):
+            raise ValueError("bias: not with parts, pages or uneven lengths")
+        if self.dbias and (not self.bias or self.op != "backward"):
+            raise ValueError("dbias: backward, with a bias")
         if not self.uneven:
             return
         if self.block_density < 1:
@@ -147,7 +153,8 @@ class Case:
         return self.decodes or self.op == "merge"
 
     def shapes(self) -> Dict[str, Shape]:
-        """Of q, k, v and dout: (batch, seq, head, dim); of a merge of its parts."""
+        """Of q, k, v and dout: (batch, seq, head, dim); of a bias: (1, head, query, key); of a
+        merge of its parts."""
         if self.op == "merge":
             return {f"o{n}": (self.batch, self.seqlen_q, self.heads, self.value_dim)
                     for n in range(self.parts)}
@@ -157,7 +164,10 @@ class Case:
         q = (batch, rows, self.heads, self.dim)
         k = (batch, keys, self.kv_heads, self.dim)
         v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
-        return {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
+        found = {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
+        if self.bias:
+            found["bias"] = (1, self.heads, self.seqlen_q, self.keys)
+        return found
 
     def group(self) -> str:
         """What rows that differ in their lengths have in common."""
@@ -179,6 +189,10 @@ class Case:
                             ("alibi", "alibi")):
             if getattr(self, field):
                 words.append(text)
+        if self.bias:
+            words.append(f"bias {self.bias}")
+        if self.dbias:
+            words.append("dbias")
         if self.window >= 0:
             words.append(f"window {self.window}")
         if self.block_density < 1:
@@ -350,6 +364,18 @@ def _sinks(base: Case, dims: Tuple[int, ...], lengths: Tuple[int, ...],
                 yield dataclasses.replace(shape, first_token=each, window=seqlen // 4 - 1)
 
 
+def _bias() -> Iterator[Case]:
+    """Pair bias, one for the whole batch: protein models, position bias."""
+    shapes = ((256, 4, 256, 32), (512, 4, 512, 32), (768, 4, 768, 32), (384, 8, 384, 64),
+              (8, 16, 1024, 64), (2, 16, 4096, 128), (2, 8, 4096, 256))
+    for changed in (dict(), dict(op="backward"), dict(op="backward", dbias=True)):
+        for dtype, (batch, heads, seqlen, dim) in itertools.product(("bf16", "f32"), shapes):
+            yield Case(**{"op": "forward", "dtype": "bf16", "batch": batch, "heads": heads,
+                          "seqlen_q": seqlen, "dim": dim, "bias": dtype, **changed})
+    # Repeatable sums over the batch.
+    yield Case("backward", "bf16", 384, 8, seqlen_q=384, bias="bf16", dbias=True, repeatable=True)
+
+
 PRESETS: Dict[str, List[Case]] = {
     "quick": [Case(op, dtype, heads=4, seqlen_q=2048, dim=64, causal=causal)
               for dtype in ("f32", "bf16") for op in ("forward", "backward")
@@ -380,6 +406,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "training": list(_training()),
     "long-context": list(_long_context()),
     "features": list(_gpu_features()),
+    "bias": list(_bias()),
     "sinks": list(_sinks(Case(batch=4, heads=16, seqlen_q=4096, dim=128, causal=True),
                          (64, 128, 256), (1024, 4096),
                          {"f16": (0, 10, 12, 20, 40), "bf16": (0, 12, 40, 100)})),

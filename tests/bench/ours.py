@@ -54,6 +54,11 @@ def descriptor(case: Case) -> Dict[str, Any]:
         fields["block_q"] = fields["block_kv"] = 128
     if case.alibi:
         fields["bias"] = int(Bias.ALIBI)
+    if case.bias:
+        fields["bias"] = fields.get("bias", 0) | int(Bias.DENSE)
+        fields["dtype_bias"] = DTYPES[case.bias]
+    if case.dbias:
+        fields["features"] |= int(Feature.DBIAS)
     layout = Layout.VARLEN_Q if case.uneven else 0
     if case.page_size:
         layout |= Layout.PAGED_KV
@@ -145,6 +150,8 @@ class FlashAttn:
                                     "f32")
             fields["alibi_slopes"] = (pointer(slopes), 0, -1, -1)
             keep.append(slopes)
+        if case.bias:
+            fields["bias"] = (pointer(arrays["bias"]), 0, -1, -1)
         if case.block_density < 1:
             blocks = (-(-case.seqlen_q // 128), -(-case.keys // 128))
             on = np.zeros(blocks[0] * blocks[1], np.uint8)
@@ -178,6 +185,9 @@ class FlashAttn:
                        for name in "qkv"}
             fields["dout"] = self.tensor(case, arrays["dout"])
             fields.update({name: self.tensor(case, array) for name, array in results.items()})
+            if case.dbias:
+                results["dbias"] = self.memory.empty(arrays["bias"].shape, "f32", 0xFF)
+                fields["dbias"] = (self.pointer(results["dbias"]), 0, -1, -1)
             backward = self.args(Op.BACKWARD, fields)
             work, info = self.call(plan, Op.BACKWARD, backward, self.lib.flashattn_backward)
         work.keep = (*keep, o, lse, results, forward)  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """Who is measured beside this library on a GPU: PyTorch's backends of scaled_dot_product_attention,
 and, where they can be imported, FlashAttention-4 (the package flash-attn-4); for E4M3
-FlashAttention-3 (fa3-fwd) and cuDNN through its frontend (nvidia-cudnn-frontend)."""
+FlashAttention-3 (fa3-fwd) and cuDNN through its frontend (nvidia-cudnn-frontend); for a dense bias
+cuEquivariance (cuequivariance-ops-torch-cu13 or -cu12)."""
 from __future__ import annotations
 
 import dataclasses
@@ -52,25 +53,30 @@ class Sdpa:
         q, k, v = (arrays[name].tensor.detach().transpose(1, 2) for name in "qkv")
         backward = case.op == "backward"
         inputs = [t.requires_grad_(backward) for t in (q, k, v)]
+        bias = mask = None
+        if case.bias:  # of q's type: SDPA takes no other
+            bias = arrays["bias"].tensor.detach().to(q.dtype).requires_grad_(case.dbias)
+            mask = bias.expand(case.batch, -1, -1, -1)
+        wanted = inputs + ([bias] if case.dbias else [])
 
         def forward() -> Any:
             # Where SDPA was told to use one backend, it says why that one cannot by warnings.
             with self.choose(self.backend), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.nn.functional.scaled_dot_product_attention(
-                    *inputs, is_causal=case.causal, dropout_p=case.dropout,
+                    *inputs, mask, is_causal=case.causal, dropout_p=case.dropout,
                     enable_gqa=case.kv_heads != case.heads)
 
         try:
             out = forward()
             work = forward
             if backward:
-                work = _gradients(out, inputs, arrays["dout"].tensor.transpose(1, 2))
+                work = _gradients(out, wanted, arrays["dout"].tensor.transpose(1, 2))
                 work()
         except RuntimeError as error:
             raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
         if backward:
-            return work, lambda grads: [g.transpose(1, 2) for g in grads]
+            return work, lambda grads: [g.transpose(1, 2) for g in grads[:3]] + list(grads[3:])
         return work, lambda out: [out.transpose(1, 2)]
 
     @staticmethod
@@ -116,7 +122,8 @@ class FlashAttention4:
         if case.dtype in ("f32", "f8") or case.op == "merge":
             raise CannotRun("attention of 16-bit types only")
         self.remark = ""
-        if case.page_size or case.alibi or case.dropout or case.block_density < 1:
+        if (case.page_size or case.alibi or case.bias or case.dropout
+                or case.block_density < 1):
             raise CannotRun("not by this function")
         tensors = {name: array.tensor.detach() for name, array in arrays.items()}
         function = self.function
@@ -242,6 +249,42 @@ class CudnnFp8:
         return work, lambda result: [result]
 
 
+class CuEquivariance:
+    """Triangle attention: a bias that all sequences share, and always its gradient."""
+
+    remark = ""
+
+    def __init__(self) -> None:
+        from cuequivariance_ops_torch.triangle_attention import triangle_attention
+        self.function = triangle_attention
+
+    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        if not case.bias or case.causal or (case.op == "backward" and not case.dbias):
+            raise CannotRun("only measured with a bias, and its gradient")
+        inputs = [arrays[name].tensor.detach().transpose(1, 2)[None].contiguous()
+                  for name in "qkv"] + [arrays["bias"].tensor.detach()[None]]
+        mask = torch.ones(1, case.batch, 1, 1, case.keys, device="cuda", dtype=torch.bool)
+        backward = case.op == "backward"
+        for tensor in inputs:
+            tensor.requires_grad_(backward)
+
+        def forward() -> Any:
+            found = self.function(*inputs, mask)
+            return found[0] if isinstance(found, tuple) else found
+
+        try:
+            out = forward()
+            if not backward:
+                return forward, lambda out: [out[0].transpose(1, 2)]
+            dout = arrays["dout"].tensor.transpose(1, 2)[None].contiguous()
+            work = _gradients(out, inputs, dout)
+            work()
+        except Exception as error:
+            raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
+        return work, lambda grads: ([g[0].transpose(1, 2) for g in grads[:3]]
+                                    + [g[0] for g in grads[3:]])
+
+
 def available() -> Tuple[Dict[str, Any], List[str]]:
     """Peers by name, and a sentence for each that this machine lacks."""
     if torch is None:
@@ -249,11 +292,12 @@ def available() -> Tuple[Dict[str, Any], List[str]]:
     found: Dict[str, Any] = {name: Sdpa(name, backend) for name, backend in (
         ("cudnn", "CUDNN_ATTENTION"), ("flash", "FLASH_ATTENTION"),
         ("efficient", "EFFICIENT_ATTENTION"), ("math", "MATH"))}
-    for name, peer in (("fa3 fp8", FlashAttention3), ("cudnn fp8", CudnnFp8)):
+    for name, peer in (("fa3 fp8", FlashAttention3), ("cudnn fp8", CudnnFp8),
+                       ("cueq", CuEquivariance)):
         try:
             found[name] = peer()
         except Exception:
-            continue  # only rows of E4M3 lack it
+            continue  # only rows of E4M3, or of a bias, lack it
     try:
         found["fa4"] = FlashAttention4()
     except Exception as error:

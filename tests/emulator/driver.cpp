@@ -33,7 +33,9 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
                       const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
                       const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+  const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
+                           : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                                     : 2;
   const uint32_t row_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
   if (rank != 4 || box[0] * element != row_bytes || box[1] > 256 || box[2] != 1 || box[3] != 1 ||
       (row_bytes == 128 && swizzle != CU_TENSOR_MAP_SWIZZLE_128B) ||

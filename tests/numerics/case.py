@@ -4,6 +4,8 @@ import json
 from typing import List, Optional, Tuple
 
 
+DTYPES = ("f32", "f16", "bf16")
+
 # Fields that by default are as another.
 FOLLOWED = {"heads_kv": "heads_q", "dim_v": "dim_qk", "dtype_kv": "dtype", "dtype_o": "dtype",
             "dtype_grad": "usual_grad"}

@@ -1,8 +1,8 @@
 """The listed cases, by theme: odd on purpose, since kernels fail at the edges of tiles."""
-from .case import Case
+from .bias_cases import biases, bias_tiles
+from .case import DTYPES, Case
 
 EDGES = (63, 64, 65)          # around the tile edges of the kernels
-DTYPES = ("f32", "f16", "bf16")
 
 
 def shapes():
@@ -252,25 +252,8 @@ def strides():
                            dtype=DTYPES[n % 3], causal=kv == 2)
 
 
-def biases():
-    dims = ["bhr", "hr", "br", "r", "bh", "h", "b", ""]
+def alibis():
     common = dict(batch=2, seqlen_q=37, seqlen_kv=70, heads_q=2, dim_qk=16, backward=True)
-    for n, kept in enumerate(dims):
-        yield Case(bias=DTYPES[n % 3], bias_dims=kept, dbias=kept, dtype=DTYPES[n // 3],
-                   strides=("packed", "padded")[n % 2], **common)
-        yield Case(bias="f32", bias_dims=kept, dbias=dims[-n], causal=n % 2 == 0, **common)
-        yield Case(bias="u8", bias_dims=kept, bias_empty=0.2, dtype=DTYPES[n % 3], **common)
-    yield Case(bias="f32", bias_empty=0.3, dbias="bhr", **common)
-    yield Case(bias="f16", bias_empty=1.0, dbias="hr", dtype="f16", **common)
-    yield Case(bias="u8", bias_empty=1.0, sink=True, dsink=True, **common)
-    for dims_kept in ("bhr", "hr", "r", ""):
-        yield Case(cu_q=[5, 40, 0, 70], cu_kv=[9, 33, 5, 64], heads_q=2, dim_qk=16, backward=True,
-                   bias="bf16", dtype="bf16", bias_dims=dims_kept, dbias=dims_kept)
-    for dims_kept in ("bhr", "bh", "r", "h"):  # sums past all lengths, and of nothing
-        short = dict(common, bias="f32", dbias=dims_kept)
-        yield Case(lens_q=[30, 0], lens_kv=[50, 64], **short)
-        yield Case(lens_q=[9], lens_kv=[40], **dict(short, batch=1))
-        yield Case(**dict(short, seqlen_q=0))
     for alibi in ("h", "bh"):
         for causal in (False, True):
             yield Case(alibi=alibi, causal=causal, top_left=causal, **common)
@@ -446,5 +429,5 @@ def latent():
 
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
-    splits, strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys,
-    latent)}
+    splits, strides, biases, bias_tiles, alibis, features, gradients, dropouts, many_queries,
+    many_heads, many_keys, latent)}

@@ -85,7 +85,8 @@ def test_equal_scores(device, dtype, size, features):
     dict(chunk=1), dict(seqlen_kv=1), dict(window=(0, 0)), dict(bias="f32"), dict(bias="u8"),
     dict(window=(0, 0), alibi="h"), dict(seqlen_q=2, seqlen_kv=1, backward=False),
     dict(seqlen_q=2, seqlen_kv=2500, splits=3, window=(0, 0), backward=False),
-    dict(chunk=1, dropout=0.5), dict(window=(0, 0), softcap=9.0)])
+    dict(chunk=1, dropout=0.5), dict(window=(0, 0), softcap=9.0),
+    dict(bias="f32", seqlen_q=160, seqlen_kv=160), dict(bias="u8", seqlen_q=160, seqlen_kv=160)])
 @pytest.mark.parametrize("amplitude", [3.0, 130.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dtype_o", ["", "f32"])
@@ -120,7 +121,7 @@ def test_a_row_of_one_key(device, dtype, dtype_o, amplitude, features):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("features", [dict(), dict(causal=True), dict(softcap=5.0),
-                                      dict(sink=True)])
+                                      dict(sink=True), dict(seqlen_kv=144)])
 @pytest.mark.parametrize("bias", ["f32", "bf16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_lowest_finite_bias(device, dtype, bias, features):
@@ -148,9 +149,10 @@ def test_the_lowest_finite_bias(device, dtype, bias, features):
 
 
 @pytest.mark.parametrize("value", [2.3e38, 2.4e38, 3.3e38, -2.4e38, 1e30, -1e30])
+@pytest.mark.parametrize("keys", [131, 144])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_huge_bias_everywhere(device, dtype, value):
-    case = BASE.replace(dtype=dtype, bias="f32")
+def test_one_huge_bias_everywhere(device, dtype, value, keys):
+    case = BASE.replace(dtype=dtype, bias="f32", seqlen_kv=keys)
     data = make_data(case)
     data.bias = np.full_like(data.bias, np.float32(value))
     data.dout = constant(data.dout, 1, dtype)

@@ -21,11 +21,21 @@ std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
   return std::unique_ptr<const Row>(new Made(problem, device));
 }
 
+#if FLASHATTN_CUDA_SM90
+template <class Row, class Made>
+std::unique_ptr<const Row> make_dense_bias(const Problem& problem, const Device& device) {
+  return std::unique_ptr<const Row>(new Made(problem, device, sm90::ScoreModKind::kDenseBias));
+}
+#endif
+
 }  // namespace
 
 Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
+      {{"sm90"},
+       sm90::ForwardKernels::supports_dense_bias,
+       make_dense_bias<ForwardRow, sm90::ForwardKernels>},
       {{"sm90"}, always, make<ForwardRow, sm90::ForwardKernels>},
       {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
@@ -40,6 +50,9 @@ Registry<ForwardRow> forward_registry() {
 Registry<BackwardRow> backward_registry() {
   static const Registration<BackwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
+      {{"sm90"},
+       sm90::BackwardKernels::supports_dense_bias,
+       make_dense_bias<BackwardRow, sm90::BackwardKernels>},
       {{"sm90"}, sm90::BackwardKernels::supports, make<BackwardRow, sm90::BackwardKernels>},
 #endif
       {{"sm80", "sm90"}, always, make<BackwardRow, sm80::BackwardKernels>},

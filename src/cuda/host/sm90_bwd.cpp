@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/score_mod.h"
 #include "core/select.h"
+#include "cuda/kernels/common/bwd_postprocess.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/host/preload.h"
 #include "cuda/host/tensor_map.h"
@@ -46,8 +47,7 @@ constexpr int32_t kEarlyHeads = 2;
 // 2 %, 128 of 2048 lose 0.5 %.
 constexpr int32_t kStreamKHeads = 3, kStreamKMultiprocessors = 2;
 
-const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
-  const ScoreModKind scores = score_mod_of(p);
+const BackwardEntry* find(const Problem& p, ScoreModKind scores, Table<BackwardEntry> table) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
@@ -56,16 +56,16 @@ const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
 }
 
 // The two-warpgroup kernel of the same head size, without a mask: see kTwoWarpgroupQueries.
-const BackwardEntry* find_two_warpgroup(const Problem& p) {
+const BackwardEntry* find_two_warpgroup(const Problem& p, ScoreModKind scores) {
   if (!sees_all(p.mask_rule())) return nullptr;
-  const BackwardEntry* entry = find(p, two_warpgroup_backward_table());
-  return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
+  const BackwardEntry* entry = find(p, scores, two_warpgroup_backward_table());
+  return entry && entry->dim_qk == find(p, scores, backward_table())->dim_qk ? entry : nullptr;
 }
 
 }  // namespace
 
 bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
-  const BackwardEntry* entry = find(problem, backward_table());
+  const BackwardEntry* entry = find(problem, score_mod_of(problem), backward_table());
   if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT || !entry) {
     *why_not = "no Hopper backward kernel for this";
     return false;
@@ -79,13 +79,27 @@ bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
   return true;
 }
 
+bool BackwardKernels::supports_dense_bias(const Problem& problem, const char** why_not) {
+  *why_not = "";  // the runtime kernels say why
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+         has_dense_bias_alone(problem) &&
+         find(problem, ScoreModKind::kDenseBias, backward_table()) != nullptr;
+}
+
 BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
+    : BackwardKernels(problem, device, score_mod_of(problem)) {}
+
+BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, ScoreModKind kind)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      main_(make(find(problem, backward_table()))),
-      two_warpgroup_(make(find_two_warpgroup(problem))),
-      dbias_(problem, multiprocessors_) {}
+      main_(make(find(problem, kind, backward_table()))),
+      two_warpgroup_(make(find_two_warpgroup(problem, kind))),
+      dbias_(problem, multiprocessors_) {
+  if (kind == ScoreModKind::kDenseBias && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    throw_on(preload_clear_dbias(), "cudaFuncGetAttributes");
+  }
+}
 
 BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
   if (!entry) return {};
@@ -117,7 +131,10 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
     return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi) return true;
+  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi ||
+      scores == ScoreModKind::kDenseBias) {
+    return true;
+  }
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
                     problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
@@ -126,6 +143,11 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
   if (!fits)
     *why_not = "too many queries for the Hopper kernel with biases, dropout or block masks";
   return fits;
+}
+
+bool BackwardKernels::accepts(const BackwardArgs& args) const {
+  return main_.choice.entry->score_mod != ScoreModKind::kDenseBias ||
+         accepts_bias(problem_, args.inputs);
 }
 
 int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {
@@ -143,6 +165,17 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   if (is_stream_k && heads * kStreamKMultiprocessors < int64_t{multiprocessors_} * kStreamKHeads)
     return false;
   return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
+}
+
+bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
+  if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
+  // A sequence's own gradient ends where it does: nothing beside it may be cleared.
+  if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
+  // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
+  if (args.dbias_stride_row == 0 || args.dbias_stride_row > INT32_MAX / 64) return false;
+  const bool sums = (args.dbias_stride_batch == 0 && args.shape.batch > 1) ||
+                    (args.dbias_stride_head == 0 && problem_.heads_q > 1);
+  return !sums || !ordered();
 }
 
 BackwardParams BackwardKernels::params(const BackwardEntry& entry, const BackwardArgs& args,
@@ -203,8 +236,9 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.delta = workspace.take<float>(rows);
   common.softmax_base = workspace.take<float>(rows);
   common.large_lse = workspace.take<uint64_t>(1);
-  common.wide_scores =
-      entry.score_mod == ScoreModKind::kSoftcapAlibi || entry.score_mod == ScoreModKind::kRuntime;
+  common.wide_scores = entry.score_mod == ScoreModKind::kSoftcapAlibi ||
+                       entry.score_mod == ScoreModKind::kDenseBias ||
+                       entry.score_mod == ScoreModKind::kRuntime;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
@@ -244,7 +278,10 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    return "; a portable kernel computes the gradient of the bias";
+    return kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered()
+               ? "; the gradient of the bias by the same kernel, unless lengths differ or queries "
+                 "are summed"
+               : "; a portable kernel computes the gradient of the bias";
   }
   BackwardArgs args{};
   args.shape = shape;
@@ -304,6 +341,13 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
       {args.o, "o", &preprocess->o, queries(dim_v, kBoxRows)},
       {p->common.dout, "dout", &preprocess->dout, queries(dim_v, kBoxRows)},
   };
+  if (entry.score_mod == ScoreModKind::kDenseBias) {
+    constexpr int32_t kConsumerKeys = 64;
+    if (const int32_t status =
+            make_bias_map(problem_, args.inputs, shape, kConsumerKeys, &p->bias)) {
+      return status;
+    }
+  }
   constexpr int kPreprocessMaps = 2;
   const auto* const end = std::end(table) - (p->preprocess ? 0 : kPreprocessMaps);
   for (const auto* row = table; row != end; ++row) {
@@ -354,6 +398,13 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
     preprocess = preprocess_params(p);
   }
   if (const int32_t status = make_maps(entry, &p, &preprocess)) return status;
+  p.adds_dbias = adds_dbias(args);
+  if (p.adds_dbias) {
+    if (const int32_t status = status_of(launch_clear_dbias(p.common, multiprocessors_, stream),
+                                         "clearing the gradient of the bias")) {
+      return status;
+    }
+  }
   if (const int32_t status = launch_preprocess(p, preprocess, stream)) return status;
   // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
@@ -373,6 +424,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                                        "launching the conversion of dq")) {
     return status;
   }
+  if (p.adds_dbias) p.common.args.dbias = nullptr;  // it is made
   return dbias_.launch_with_dsink(p.common, stream);
 }
 

@@ -16,10 +16,16 @@ class BackwardKernels final : public BackwardRow {
   // See Registration::supports.
   static bool supports(const Problem& problem, const char** why_not);
 
+  // The same of kernels of kDenseBias.
+  static bool supports_dense_bias(const Problem& problem, const char** why_not);
+
   BackwardKernels(const Problem& problem, const Device& device);
+  // With kernels of one kind.
+  BackwardKernels(const Problem& problem, const Device& device, ScoreModKind kind);
 
   const char* title() const override { return "Hopper kernels"; }
   bool supports(const Shape& shape, const char** why_not) const override;
+  bool accepts(const BackwardArgs& args) const override;
   RowCost cost(const Shape&) const override { return {0.6, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
@@ -39,6 +45,8 @@ class BackwardKernels final : public BackwardRow {
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
+  // Whether the kernel makes the gradient of the bias, not dbias_.
+  bool adds_dbias(const BackwardArgs& args) const;
   // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;

@@ -31,9 +31,8 @@ ScoreModKind score_mod_of(const Problem& p) {
                        : ScoreModKind::kPlain;
 }
 
-bool takes(const ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.score_mod == score_mod_of(p) && e.dim_qk >= p.dim_qk &&
-         e.dim_v >= p.dim_v;
+bool takes(const ForwardEntry& e, const Problem& p, ScoreModKind kind) {
+  return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
@@ -100,6 +99,12 @@ int32_t make_maps(const Problem& problem, const ForwardArgs& args, const Forward
        problem.dtype_o,
        {problem.dim_v, q_rows, problem.heads_q, q_batch, 64, 64}},
   };
+  if (entry.score_mod == ScoreModKind::kDenseBias) {
+    if (const int32_t status =
+            make_bias_map(problem, args.inputs, shape, entry.tile_kv, &p->bias)) {
+      return status;
+    }
+  }
   for (const auto& row : table) {
     if (!row.needed) continue;
     if (const int32_t status =
@@ -144,8 +149,8 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   return cap;
 }
 
-const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",  "_softcap_alibi",
-                                      "_dropout", "_block_mask", "_runtime"};
+const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      "_softcap_alibi",
+                                      "_dropout", "_block_mask", "_dense_bias", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
   constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;
@@ -159,13 +164,38 @@ bool has_block_mask_alone(const Problem& p) {
          p.dim_v <= kMaxBlockMaskDim;
 }
 
+bool has_dense_bias_alone(const Problem& p) {
+  return p.bias == FLASHATTN_BIAS_DENSE &&
+         !(p.mask & (FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE)) && p.softcap == 0 &&
+         p.dropout_threshold() == 0 &&
+         (p.dtype_bias == p.dtype || p.dtype_bias == FLASHATTN_DTYPE_F32 ||
+          p.dtype_bias == FLASHATTN_DTYPE_U8);
+}
+
+bool accepts_bias(const Problem& problem, const Inputs& in) {
+  const flashattn_tensor bias = bias_tensor(in);
+  return is_aligned(bias, problem.dtype_bias, 16) && copies_strides(bias);
+}
+
+bool ForwardKernels::supports_dense_bias(const Problem& p, const char** why_not) {
+  *why_not = "";  // the runtime kernels say why
+  const Table<ForwardEntry> table = forward_table();
+  // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
+  return has_dense_bias_alone(p) && p.dtype_o != FLASHATTN_DTYPE_F32 &&
+         std::any_of(table.begin(), table.end(),
+                     [&](const ForwardEntry* e) { return takes(*e, p, ScoreModKind::kDenseBias); });
+}
+
 ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
+    : ForwardKernels(problem, device, score_mod_of(problem)) {}
+
+ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, ScoreModKind kind)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
       softcap_(softcap_of(problem)) {
   for (const ForwardEntry* e : forward_table()) {
-    if (!takes(*e, problem)) continue;
+    if (!takes(*e, problem, kind)) continue;
     // All tiles for the smallest head size that fits; no larger head size.
     if (!kernels_.empty() && (e->dim_qk != kernels_[0].kernel.entry->dim_qk ||
                               e->dim_v != kernels_[0].kernel.entry->dim_v)) {
@@ -179,6 +209,11 @@ bool ForwardKernels::supports(const Shape& shape, const char** why_not) const {
   if (shape.seqlen_kv > 0) return true;
   *why_not = "there are no keys";
   return false;
+}
+
+bool ForwardKernels::accepts(const ForwardArgs& args) const {
+  return kernels_[0].kernel.entry->score_mod != ScoreModKind::kDenseBias ||
+         accepts_bias(problem_, args.inputs);
 }
 
 RowCost ForwardKernels::cost(const Shape& shape) const {
@@ -225,7 +260,9 @@ std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
   const NamedKernel& named = choose(shape);
   describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
-  return "; queries fill their tiles";
+  return named.kernel.entry->score_mod == ScoreModKind::kDenseBias
+             ? "; for calls whose bias lies at multiples of 16 bytes, row by row"
+             : "; queries fill their tiles";
 }
 
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
@@ -284,8 +321,9 @@ bool has_code(int32_t device) {
 
 bool takes_dims(const Problem& problem) {
   const Table<ForwardEntry> table = forward_table();
-  return std::any_of(table.begin(), table.end(),
-                     [&](const ForwardEntry* e) { return takes(*e, problem); });
+  return std::any_of(table.begin(), table.end(), [&](const ForwardEntry* e) {
+    return takes(*e, problem, score_mod_of(problem));
+  });
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -13,9 +13,15 @@ namespace flashattn::cuda::sm90 {
 class ForwardKernels final : public ForwardRow {
  public:
   ForwardKernels(const Problem& problem, const Device& device);
+  // With kernels of one kind.
+  ForwardKernels(const Problem& problem, const Device& device, ScoreModKind kind);
+
+  // See Registration::supports: whether there are kernels of kDenseBias for the problem.
+  static bool supports_dense_bias(const Problem& problem, const char** why_not);
 
   const char* title() const override { return "Hopper kernels"; }
   bool supports(const Shape& shape, const char** why_not) const override;
+  bool accepts(const ForwardArgs& args) const override;
   RowCost cost(const Shape& shape) const override;
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "cuda/host/driver.h"
+#include "cuda/bias_panels.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -28,7 +29,6 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                               static_cast<cuuint64_t>(std::max<int64_t>(shape.rows, 1)),
                               static_cast<cuuint64_t>(shape.heads),
                               static_cast<cuuint64_t>(std::max<int64_t>(shape.batch, 1))};
-  const bool fp8 = dtype == FLASHATTN_DTYPE_F8E4M3;
   const int32_t size = dtype_size(dtype);
   const auto bytes = [size](int64_t extent, int64_t stride) {
     return static_cast<cuuint64_t>(extent > 1 ? stride * size : 16);
@@ -41,7 +41,8 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
   const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUresult result = encode()(
       map,
-      fp8                             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+      size == 1                       ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+      : size == 4                     ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
       : dtype == FLASHATTN_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
       4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -55,6 +56,17 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
               "elements and no array may have 2^31 rows",
               name, tensor.data, tensor.stride_batch, tensor.stride_head, tensor.stride_seq,
               static_cast<int>(result));
+}
+
+int32_t make_bias_map(const Problem& problem, const Inputs& in, const Shape& shape, int32_t tile_kv,
+                      CUtensorMap* map) {
+  const int32_t element = dtype_size(problem.dtype_bias);
+  const int32_t columns =
+      tile_kv == 64 ? BiasPanels<64>::columns(element) : BiasPanels<128>::columns(element);
+  return make_tensor_map(
+      bias_tensor(in), problem.dtype_bias,
+      {shape.seqlen_kv, shape.seqlen_q, problem.heads_q, shape.batch, kBiasPanelRows, columns},
+      "bias", map);
 }
 
 }  // namespace flashattn::cuda::sm90

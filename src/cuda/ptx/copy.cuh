@@ -176,6 +176,14 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
   return x;
 }
 
+// Adds to a number in global memory under a predicate.
+__device__ __forceinline__ void red_add_if(bool condition, float* to, float x) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p red.global.add.f32 [%1], %2;}" ::"r"(
+                   static_cast<int>(condition)),
+               "l"(to), "f"(x)
+               : "memory");
+}
+
 // Whether red_add_v4() is one instruction.
 #if __CUDA_ARCH__ >= 900
 constexpr bool kHasRedAddV4 = true;

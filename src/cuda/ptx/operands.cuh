@@ -8,7 +8,8 @@
 namespace flashattn::cuda::ptx {
 
 // L2 cache policies, in the encodings that CUTLASS uses for createpolicy.
-constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000,
+                   kEvictNormal = 0x1000000000000000;
 
 struct TmaCoord {
   int32_t column, row, head, batch;

@@ -1,5 +1,7 @@
 #include "cuda/kernels/common/bwd_postprocess.h"
 
+#include <algorithm>
+
 #include "cuda/host/preload.h"
 #include "cuda/host/launch.h"
 #include "cuda/kernels/common/bwd_rows.cuh"
@@ -86,6 +88,35 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0]);
 }
 
+// Rows of the gradient of the bias, over (sequence, head, query).
+__host__ __device__ __forceinline__ int64_t dbias_rows(const BackwardParams& params) {
+  const BackwardArgs& args = params.args;
+  const auto extent = [](int64_t stride, int64_t count) { return stride == 0 ? 1 : count; };
+  return extent(args.dbias_stride_row, args.shape.seqlen_q) *
+         extent(args.dbias_stride_head, params.problem.heads_q) *
+         extent(args.dbias_stride_batch, args.shape.batch);
+}
+
+// Clears the gradient of the bias, a row a CTA at a time.
+__global__ void __launch_bounds__(kRowThreads)
+    clear_dbias_kernel(const __grid_constant__ BackwardParams params) {
+  const BackwardArgs& args = params.args;
+  const int64_t rows = dbias_rows(params);
+  for (int64_t n = blockIdx.x; n < rows; n += gridDim.x) {
+    int64_t left = n;
+    float* to = args.dbias;
+    const auto take = [&](int64_t stride, int32_t count) {
+      if (stride == 0) return;
+      to += left % count * stride;
+      left /= count;
+    };
+    take(args.dbias_stride_row, args.shape.seqlen_q);
+    take(args.dbias_stride_head, params.problem.heads_q);
+    take(args.dbias_stride_batch, args.shape.batch);
+    for (int32_t j = threadIdx.x; j < args.shape.seqlen_kv; j += kRowThreads) to[j] = 0.0f;
+  }
+}
+
 template <class T>
 cudaError_t launch_as(const BackwardParams& params, cudaStream_t stream) {
   return with_lanes(params.problem.dim_qk, [&](auto lanes) {
@@ -123,6 +154,16 @@ cudaError_t launch_bwd_postprocess(const BackwardParams& params, cudaStream_t st
     case FLASHATTN_DTYPE_BF16: return launch_as<__nv_bfloat16>(params, stream);
     default: return launch_as<float>(params, stream);
   }
+}
+
+cudaError_t preload_clear_dbias() { return preload(&clear_dbias_kernel); }
+
+cudaError_t launch_clear_dbias(const BackwardParams& params, int32_t multiprocessors,
+                               cudaStream_t stream) {
+  constexpr int kCtasPerSm = 8;
+  const int64_t ctas = std::min<int64_t>(dbias_rows(params), int64_t{multiprocessors} * kCtasPerSm);
+  return launch_kernel(&clear_dbias_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, 0,
+                       params, stream);
 }
 
 cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {

@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {
       ptx::tma_prefetch(map);
     }
+    if (Config::kHasDenseBias) ptx::tma_prefetch(&params.bias);
   }
   sync_cluster<Config>();
   ptx::griddep_launch_dependents();

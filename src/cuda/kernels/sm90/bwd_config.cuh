@@ -7,7 +7,9 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/device/dense_bias_panel.cuh"
 #include "cuda/device/score_mod.cuh"
+#include "cuda/kernels/sm90/dq_pipeline.cuh"
 #include "cuda/kernels/sm90/params.h"
 #include "cuda/device/pipeline.cuh"
 
@@ -27,7 +29,10 @@ struct BwdTileConfig {
   static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
   static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
-  static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores;
+  // kHasDenseBias: scores differ by a bias alone, which TMA loads, for each consumer by itself.
+  static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
+  static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;  // panels
+  static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores && !kHasDenseBias;
   static constexpr bool kSeparatePForDs =
       kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
@@ -46,6 +51,7 @@ template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKSt
           int kDqSubtiles_>
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
   using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
+  using Tiles::kHasDenseBias, Tiles::kBiasStages;
   using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
@@ -64,18 +70,25 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod
   static constexpr int kDqFills = kDqSubtiles;  // stages that dQ of a Q tile fills
 
   // Shared memory: K stages | V | Q stages | dO stages | dS stages | dQ | lse stages | delta stages
-  // | BwdSharedStorage.
+  // | bias stages | BwdSharedStorage.
   static constexpr int kV = kKStages * kKBytes, kQ = kV + kKBytes;
   static constexpr int kDo = kQ + kStages * kQBytes;
   static constexpr int kDs = kDo + kStages * kQBytes, kDq = kDs + kDsStages * kDsBytes;
   static constexpr int kLse = kDq + kDqTileBytes, kDelta = kLse + kStages * kRowStatBytes;
-  static constexpr int kMainBytes = kDelta + kStages * kRowStatBytes;
+  static constexpr int kBias = kDelta + kStages * kRowStatBytes;
+  static constexpr int kBiasBytes =
+      kHasDenseBias ? Tiles::kConsumers * kBiasStages * kBiasPanelBytes : 0;
+  static constexpr int kMainBytes = kBias + kBiasBytes;
 };
 
-// Stages of K of the kernel below. Bits of a block mask leave no room for a second of 128 columns.
+// Stages of K of the kernel below. Bits of a block mask, or a bias, leave no room for a second of
+// 128 columns.
 template <int kDim, class ScoreMod>
 constexpr int kBwdKStages =
-    kDim == 128 && !ScoreMod::kIsRuntime && ScoreMod::template kHas<BlockMask> ? 1 : 2;
+    kDim == 128 && !ScoreMod::kIsRuntime &&
+            (ScoreMod::template kHas<BlockMask> || ScoreMod::template kHas<DenseBias>)
+        ? 1
+        : 2;
 
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, class ScoreMod>
@@ -262,37 +275,9 @@ struct DqPostprocessStorage {
   int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
 };
 
-// dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
-// has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
-// stage for this reducer for consumers.
-template <int kStages>
-class DqPipeline {
- public:
-  __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      full_[0][stage].init(producers);
-      full_[1][stage].init(producers);
-      empty_[stage].init(consumers);
-    }
-  }
-
-  __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses) {
-    empty_[stage].wait((uses & 1) ^ 1);
-  }
-  __device__ __forceinline__ void producer_commit(uint32_t reducer, int32_t stage) {
-    full_[reducer][stage].arrive();
-  }
-  __device__ __forceinline__ void consumer_wait(uint32_t reducer, int32_t stage, uint32_t uses) {
-    full_[reducer][stage].wait(uses & 1);
-  }
-  __device__ __forceinline__ void consumer_release(int32_t stage) { empty_[stage].arrive(); }
-
- private:
-  Barrier full_[2][kStages], empty_[kStages];
-};
-
 template <class Config>
-struct BwdSharedStorage {
+struct BwdSharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
   // K and V arrive at the barriers of the first Q and dO of a work tile.
   StageBarriers<Config::kKStages> k_empty;
   StageBarriers<1> v_empty;
@@ -310,7 +295,7 @@ struct BwdSharedStorage {
   int32_t partials_arrived[Config::kConsumers];   // partials that arrived before the consumer's own
   int32_t preprocessed_heads;                     // lower bound that the scheduler has read
   int32_t has_large_lse;  // rows of those heads may have a base, see BackwardParams::softmax_base
-  Interval visible_queries[Config::kTileKv];      // per key of the work tile
+  Interval visible_queries[Config::kTileKv];  // per key of the work tile
   // ALiBi slope of the head of each Q stage, in units of log2(e), or 0; written before Q arrives.
   float alibi_slopes[Config::kHasScoreMod ? Config::kQStages : 1];
   std::conditional_t<Config::kTwoCta, TwoCtaStorage<Config>, uint32_t> two_cta;
@@ -341,7 +326,8 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   if constexpr (Config::kSplitRoles) storage.p.init(4, 4);  // warps
   storage.ds.init(Config::kDsArrivals,
                   Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
-  storage.dq.init(4, 1);  // warps; a reducer
+  storage.dq.init(4, 1);                                         // warps; a reducer
+  if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
   // The producer and the two reducers read it, too; the peer arrives when it has read the index.
   storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   if constexpr (Config::kTwoCta) {

@@ -126,7 +126,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dp);
     receive_p(p);
-    score_mod_.template compute_ds<kMasked>(p, dp, ds, dout_state().stage(), iter_);
+    score_mod_.template compute_ds<kMasked>(p, dp, ds, dout_state().stage(), iter_, tile);
     __syncwarp();
     if (lane() == 0) storage_.dout.consumer_release(dout_state());
     if constexpr (!Config::kStagePInDs) storage_.ds.producer_acquire({iter_});

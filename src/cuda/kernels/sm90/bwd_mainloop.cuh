@@ -17,8 +17,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
   static constexpr int kDim = Config::kDim;
   // A tile whose rows may have a base has a step of its own in plain kernels.
-  static constexpr bool kLargeLseApart =
-      !Config::kHasScoreMod && !Config::kIsDropout && !Config::kHasBlockMask;
+  static constexpr bool kLargeLseApart = !Config::kHasScoreMod && !Config::kIsDropout &&
+                                         !Config::kHasBlockMask && !Config::kHasDenseBias;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
@@ -109,8 +109,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     for_each_mma_n([&](auto mma_n) {
       if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
-      score_mod_.template compute_p<kMasked, kMayBeLargeLse>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
-                                             q_coord, kind, at.stage(), q_state_.count, mma_n);
+      score_mod_.template compute_p<kMasked, kMayBeLargeLse>(
+          s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched, q_coord, kind, at.stage(),
+          q_state_.count, mma_n);
       ptx::reg_fence(p[mma_n]);
       if (mma_n == 0) storage_.dout.consumer_wait(q_state_);
       this->template gemm_ss<kDim>(dp[mma_n], this->v(), this->dout(at, mma_n));
@@ -125,7 +126,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
       score_mod_.template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n],
                                               dp[mma_n], ds[mma_n], at.stage(), q_state_.count,
-                                              mma_n);
+                                              q_coord, mma_n);
       this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
       if (mma_n == kMmasN - 1) {
         this->commit_ds({q_state_.count});
@@ -156,6 +157,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     // phase would take the next but one for it.
     storage_.q.consumer_wait(q_state_);
     storage_.dout.consumer_wait(q_state_);
+    score_mod_.skip_bias(q_state_.count);
     storage_.ds.producer_acquire({q_state_.count});
     const PFragment zeros = {};
     this->store_ds(zeros, DsState{q_state_.count}.stage());

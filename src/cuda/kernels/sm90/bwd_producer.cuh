@@ -295,6 +295,7 @@ class BwdProducer {
                                          work_tile.key, 0);
         }
       }
+      if constexpr (Config::kHasDenseBias) load_bias(work_tile, heads, tile);
       ++iter_;
       first = false;
       // 128 queries before the end of the work tile, or after its first Q tile, the scheduler may
@@ -306,6 +307,28 @@ class BwdProducer {
     };
     for_each_tile<Config>(work_tile, params_, load, [](int32_t) {});
     if (first) storage_.prefetch_next.arrive();
+  }
+
+  // Loads the bias of a Q tile, for the keys of each consumer.
+  __device__ __forceinline__ void load_bias(const volatile BwdWorkTile<Config>& work_tile,
+                                            int32_t heads, int32_t tile) const {
+    using Panels = typename BwdWarpgroupBase<Config>::BiasTile;
+    const int32_t element = dtype_size(params_.common.problem.dtype_bias);
+    const int32_t head = (work_tile.kv_head + 1) * params_.common.q_heads_per_kv_head - heads;
+#pragma unroll 1
+    for (int32_t consumer = 0; consumer < Config::kConsumers; ++consumer) {
+#pragma unroll 1
+      for (int32_t p = 0; p < Panels::count(element); ++p) {
+        const PipelineState<Config::kBiasStages> at{iter_ * Panels::count(element) + p};
+        storage_.bias.producer_acquire(at, consumer);
+        storage_.bias.producer_expect(at, kBiasPanelRows * Panels::row_bytes(element), consumer);
+        ptx::tma_load(BwdWarpgroupBase<Config>::bias_panel(shared_, at, consumer), &params_.bias,
+                      storage_.bias.full_barrier(at, consumer).address(),
+                      {work_tile.key + consumer * 64 + p * Panels::columns(element), tile * kTileQ,
+                       head, work_tile.b},
+                      ptx::kEvictNormal);
+      }
+    }
   }
 
   // ALiBi slope of the head `heads` before the end of its GQA group, in units of log2(e); 0: no

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/common/lse_delta.cuh"
+#include "cuda/kernels/sm90/bwd_dense_bias.cuh"
 #include "cuda/kernels/sm90/bwd_prefetch.cuh"
 #include "cuda/device/score_mod.cuh"
 
@@ -27,11 +28,18 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
-      : Base(params, shared, storage, consumer), prefetch_(params, shared, storage, consumer) {}
+      : Base(params, shared, storage, consumer),
+        prefetch_(params, shared, storage, consumer),
+        bias_(params, shared, storage, consumer) {}
 
   // Starts what the score modifications of a Q tile read, before its S is complete.
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     prefetch_.prefetch(prefetched, q_coord);
+  }
+
+  // Reads none of the bias of Q tile `count`.
+  __device__ __forceinline__ void skip_bias(uint32_t count) const {
+    if constexpr (Config::kHasDenseBias) bias_.of_tile(count).skip();
   }
 
   // LSE of a slice's queries, in units of log2(e), is preloaded where registers allow: not with
@@ -60,7 +68,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply_score_mod<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
-      if (kMayBeLargeLse && (kind & Base::kLargeLse)) {
+      if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
         const volatile float* const bases = this->bases_at(q_coord, count, mma_n);
 #pragma unroll
         for (int i = 0; i < kMmaN / 2; ++i) {
@@ -70,8 +78,14 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout)
         storage_.ds.producer_acquire({count});
+      if constexpr (Config::kHasDenseBias) {
+        add_dense_bias<kMasked>(s, lse, q_coord, kind, count);
 #pragma unroll
-      for (int n = 0; n < kMmaN / 8; ++n) {
+        for (int i = 0; i < kMmaN / 4; ++i)
+          p[i] = ptx::pack<T>(ptx::exp2(s[2 * i]), ptx::exp2(s[2 * i + 1]));
+      }
+#pragma unroll
+      for (int n = 0; n < (Config::kHasDenseBias ? 0 : kMmaN / 8); ++n) {
         float2 row_lse;
         if constexpr (kPreloadsLse) {
           row_lse = lse[n];
@@ -117,13 +131,16 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // done.
   template <bool kMasked>
   __device__ __forceinline__ void compute_ds(const Operand& p_words, const Tile& dp, Operand& ds,
-                                             uint32_t slot, uint32_t count, int mma_n = 0) const {
+                                             uint32_t slot, uint32_t count, int32_t q_coord,
+                                             int mma_n = 0) const {
     const uint32_t delta = this->template row_stat_address<Config::kDelta>(slot, mma_n);
     const uint32_t staged_p =
         this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
+    typename BwdDenseBias<Config>::DbiasColumns dbias;
+    if constexpr (Config::kHasDenseBias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
     for (int m = 0; m < kMmaN / 16; ++m) {
       uint32_t quad[4];
@@ -139,8 +156,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         const float2 d = ptx::load_shared_pair(delta + n * 32);
         const float* y = &dp[4 * n + 2 * (i % 2)];
         const float2 p = ptx::unpack<T>(quad[i]);
-        ds[4 * m + i] = ptx::pack<T>(ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
-                                     ds_of<kMasked>(p.y, y[1], d.y, keep_scale));
+        const float first = ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
+                    second = ds_of<kMasked>(p.y, y[1], d.y, keep_scale);
+        ds[4 * m + i] = ptx::pack<T>(first, second);
+        if constexpr (Config::kHasDenseBias) {
+          if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
+        }
       }
     }
   }
@@ -190,6 +211,29 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply(ScoreModChain<Alibi>(), false);
     } else {
       apply(ScoreMod(), near_0);
+    }
+  }
+
+  // Turns S into exponents of P. The panels of the bias are those of Q tile `count`.
+  template <bool kMasked>
+  __device__ __forceinline__ void add_dense_bias(Tile& s, const Lse& lse, int32_t q_coord,
+                                                 uint32_t kind, uint32_t count) const {
+    const Problem& problem = params_.common.problem;
+    // As apply_chain() does, in the same order of operations as lse_recompute.cuh.
+    const bool large_lse = kMasked && (kind & Base::kLargeLse);
+    const float log2e = large_lse ? kLog2E / kWideUnit : kLog2E, factor = problem.scale * log2e;
+#pragma unroll
+    for (int i = 0; i < kMmaN / 2; ++i) {
+      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
+      s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
+    }
+    bias_.of_tile(count).add(StLayout<>(), s, log2e);
+    if (!large_lse) return;
+    const volatile float* const bases = this->bases_at(q_coord, count, 0);
+#pragma unroll
+    for (int i = 0; i < kMmaN / 2; ++i) {
+      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
+      s[i] = fmaf(subtract_base(s[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit, -own);
     }
   }
 
@@ -358,6 +402,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   }
 
   const BwdPrefetch<Config> prefetch_;
+  const BwdDenseBias<Config> bias_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -90,7 +90,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(x);
-    score_mod_.template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count);
+    score_mod_.template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count, q_coord);
     this->store_ds(ds, ds_at.stage());
     this->commit_ds(ds_at);
     ptx::wgmma_wait<0>();

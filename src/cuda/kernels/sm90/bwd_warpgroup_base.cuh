@@ -12,6 +12,15 @@ namespace flashattn::cuda::sm90 {
 
 template <class Config>
 class BwdWarpgroupBase {
+ public:
+  // Panels of the bias of a consumer's 64 keys and a Q tile.
+  using BiasTile = BiasPanels<64>;
+  static __device__ __forceinline__ uint32_t bias_panel(uint32_t shared,
+                                                        PipelineState<Config::kBiasStages> at,
+                                                        int32_t consumer) {
+    return shared + Config::kBias + (consumer * Config::kBiasStages + at.stage()) * kBiasPanelBytes;
+  }
+
  protected:
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;

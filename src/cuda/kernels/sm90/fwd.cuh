@@ -18,7 +18,7 @@
 // With ALiBi, r may also be predicted, or follow from the paired row, and be too high: then the row
 // sum is too small, and the tile is recomputed, too.
 //
-// Shared memory: Q | K stages | V stages | O | SharedStorage.
+// Shared memory: Q | K stages | V stages | O | bias stages | SharedStorage.
 // Budget of a step at D = 128, 64 keys, three warpgroups, in clocks: WGMMA 3 x 512; 2^x 3 x 256;
 // instructions 3 x 212 on each of the four schedulers. At D = 64, 128 keys: 3 x 512, 3 x 512,
 // 3 x 319. Measured at D = 128: 1,533 per step; 5,300 from the last P of a Q tile to the first
@@ -43,6 +43,7 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
     init_barriers<Config>(storage, split_kv_producers ? 2 : 1);
     for (const CUtensorMap* map : {&params.q, &params.k}) ptx::tma_prefetch(map);
     if (!Config::kIsFp8) ptx::tma_prefetch(&params.v);
+    if (Config::kHasDenseBias) ptx::tma_prefetch(&params.bias);
     if (params.o_by_tma) ptx::tma_prefetch(&params.o);  // otherwise the host leaves the map unset
   }
   for (int32_t n = threadIdx.x; n < kRedoCapacity; n += Config::kThreads) storage.redo_queue[n] = 0;
@@ -62,7 +63,16 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       SchedulerWarp<Config>(params, storage).run();
     } else if (Config::kQProducerWarp && warp == 2) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
-      for_each_work_tile(storage, [&producer](const auto& work_tile) { producer.load(work_tile); });
+      if constexpr (Config::kHasDenseBias) {
+        BiasProducer<Config> bias(params, ptx::shared_address(shared), storage);
+        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile) {
+          producer.load(work_tile);
+          bias.load(work_tile);
+        });
+      } else {
+        for_each_work_tile(storage,
+                           [&producer](const auto& work_tile) { producer.load(work_tile); });
+      }
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/host/schedule/heuristics.h"
+#include "cuda/device/dense_bias_panel.cuh"
 #include "cuda/device/score_mod.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -29,6 +30,7 @@ struct ForwardConfig {
   static constexpr bool kHasAlibi = !kIsRuntime && ScoreMod::template kHas<Alibi>;
   static constexpr bool kHasDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
   static constexpr bool kHasBlockMask = !kIsRuntime && ScoreMod::template kHas<BlockMask>;
+  static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
   // With biases and block masks the first tiles may say nothing about the row maximum.
   static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   // If rows see only half of their first or last KV tile, only that half's scores are computed; P V
@@ -43,8 +45,8 @@ struct ForwardConfig {
   static constexpr bool kWaitPvFirst =
       kHasSoftcap || kHasAlibi ? kDimV <= 128 : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
   // Place in the source of the steps of a redone work tile: before the usual steps, or behind them.
-  // Behind, the code of usual tiles is contiguous (D = 64: 1 % faster), but then ptxas waits for P V
-  // after a third of the exponentials in one kernel (-2 %).
+  // Behind, the code of usual tiles is contiguous (D = 64: 1 % faster), but then ptxas waits for P
+  // V after a third of the exponentials in one kernel (-2 %).
   static constexpr bool kRedoFirst = kConsumers == 2 && kTileKv == 128 && kDimV == 128;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kCtasPerSm = kCtasPerSm_;
@@ -66,8 +68,12 @@ struct ForwardConfig {
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
+  // Stages of the dense bias, panels of 64 queries of a warpgroup each: two tiles of 16 bits, one
+  // of fp32.
+  static constexpr int kBiasStages = kHasDenseBias ? kTileKv / 32 : 1;
+  static constexpr int kBiasBytes = kHasDenseBias ? kBiasStages * kConsumers * kBiasPanelBytes : 0;
   static constexpr int kMaxTensorBytes =
-      227 * 1024 / kCtasPerSm - 3 * 1024;  // beside SharedStorage
+      227 * 1024 / kCtasPerSm - 3 * 1024 - kBiasBytes;  // beside SharedStorage
   // Four stages where they fit: loads for the next work tile then start before a short one ends.
   static constexpr int kStages =
       kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMaxTensorBytes ? 4 : 2;
@@ -83,9 +89,11 @@ struct ForwardConfig {
   static constexpr int kQStages =
       kSeparateO && kStages == 2 && kQBytes + kSeparateOBytes <= kSpareBytes ? 2 : 1;
   // A single Q stage has a producer warp of its own, so that the next tile's K need not wait for Q.
-  static constexpr bool kQProducerWarp = kQStages == 1;
+  // It also loads the bias.
+  static constexpr bool kQProducerWarp = kQStages == 1 || kHasDenseBias;
   static constexpr int kQOrOBytes = kSeparateO ? kQStages * kQBytes : std::max(kQBytes, kOBytes);
-  static constexpr int kTensorBytes = kQOrOBytes + kKvBytes + kSeparateOBytes;
+  static constexpr int kTensorBytes = kQOrOBytes + kKvBytes + kSeparateOBytes + kBiasBytes;
+  static constexpr int kBiasOffset = kTensorBytes - kBiasBytes;
   static constexpr int kKOffset = kQOrOBytes, kVOffset = kKOffset + kStages * kKBytes;
   static constexpr int kOOffset = kSeparateO ? kVOffset + kStages * kVBytes : 0;
   static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0,
@@ -98,7 +106,8 @@ constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 template <class Config>
-struct SharedStorage {
+struct SharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
@@ -122,6 +131,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Config>& storage,
   storage.q.init(1, 1);
   storage.k.init(1, kConsumers);
   storage.v.init(1, kConsumers);
+  if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
   storage.work.init(kConsumers, 4 * kConsumers + Config::kQProducerWarp + kv_producers);
   ptx::fence_mbarrier_init();
 }

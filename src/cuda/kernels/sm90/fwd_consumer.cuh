@@ -12,7 +12,7 @@ constexpr int kWarpSchedulerBarrier = 1;  // + warpgroup: it may issue its WGMMA
 constexpr int kWarpgroupBarrier = 8;      // + warpgroup: its four warps
 
 template <class Config>
-class FwdConsumer {
+class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStages> {
  public:
   static constexpr int kConsumers = Config::kConsumers, kTileQ = Config::kTileQ;
 
@@ -97,6 +97,14 @@ class FwdConsumer {
 
   __device__ __forceinline__ void release_q() const {
     if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
+  }
+
+  // The bias of a tile has been read.
+  __device__ __forceinline__ void advance_bias() {
+    if constexpr (Config::kHasDenseBias) {
+      this->bias_state_.count +=
+          BiasPanels<Config::kTileKv>::count(dtype_size(params_.problem.dtype_bias));
+    }
   }
 
   // The number of keys that row mi sees, not counting block masks and biases.

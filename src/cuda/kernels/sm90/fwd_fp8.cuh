@@ -28,7 +28,8 @@ struct FwdFp8Config {
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
   using ScoreMod = ScoreMod_;
   static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasSoftcap = false, kHasAlibi = false,
-                        kHasDropout = false;
+                        kHasDropout = false, kHasDenseBias = false;
+  static constexpr int kBiasStages = 1;
   static_assert(kIsRuntime || ScoreMod::kIsPlain, "other modifications are asked at run time");
   static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;

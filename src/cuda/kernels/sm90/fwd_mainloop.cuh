@@ -201,6 +201,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       this->exp2_alibi_abs(s, alibi);
     } else {
       score_mod().modify(s, n * kTileKv, false);
+      this->advance_bias();
       apply_masks<kHalf>(s, n);
       this->update_base(s, to_base_units(), {0.0f, 0.0f}, false);
       this->exp2_online(s);
@@ -242,6 +243,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       this->exp2_softcap();
     } else {
       score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, false);
+      this->advance_bias();
       if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->update_base(s, to_base_units(), {0.0f, 0.0f}, false, o_scale);
@@ -258,9 +260,9 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // All KV tiles of a redone work tile. The base is that of every tile so far, and it is subtracted
-  // exactly, from rounded scores. The steps overlap nothing, as they are rare, and are all alike, so
-  // that their code is short. It has a counter of its own: the usual steps keep theirs in a uniform
-  // register.
+  // exactly, from rounded scores. The steps overlap nothing, as they are rare, and are all alike,
+  // so that their code is short. It has a counter of its own: the usual steps keep theirs in a
+  // uniform register.
   __device__ __forceinline__ void redo_tile() {
     const int32_t first = warpgroup_tile().kv_begin;
     int32_t n = work_tile().kv_end - 1;
@@ -283,6 +285,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
       float o_scale[2];
       score_mod().modify(s_, n * kTileKv, true);
+      this->advance_bias();
       apply_masks<KvHalf::kBoth>(s_, n);
       this->update_base(s_, 1.0f, {0.0f, 0.0f}, true, o_scale);
       this->exp2_redo();
@@ -323,7 +326,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   __device__ __forceinline__ float to_base_units() const {
-    return Config::kIsRuntime ? 1.0f : Base::ScoreMod::exponent_scale(params_);
+    return Base::ScoreMod::kHoldsAllScores ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   __device__ __forceinline__ void reset_accumulators() {

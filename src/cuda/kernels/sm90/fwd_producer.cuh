@@ -42,7 +42,7 @@ class SchedulerWarp {
         if (leader_) work_tile.redo_slot = redo_slot;
         if (plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
                                                                        work_tile)) {
-          if constexpr (Config::kOnlineSoftmax) clip_to_block_mask(work_tile);
+          if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.
           storage_.prefetch_next.wait(phases_ >> 1);
@@ -180,6 +180,52 @@ class QProducer {
   SharedStorage<Config>& storage_;
   const uint32_t shared_;
   PipelineState<Config::kQStages> q_state_;
+};
+
+// Producer of the dense bias, in the warp of the producer of Q.
+template <class Config>
+class BiasProducer {
+  using BiasState = PipelineState<Config::kBiasStages>;
+
+ public:
+  __device__ __forceinline__ BiasProducer(const ForwardParams& params, uint32_t shared,
+                                          SharedStorage<Config>& storage)
+      : params_(params), storage_(storage), shared_(shared) {}
+
+  // Loads the bias of the KV tiles that each warpgroup visits.
+  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile) {
+    using Panels = BiasPanels<Config::kTileKv>;
+    const int32_t element = dtype_size(params_.problem.dtype_bias);
+    const int32_t begin = work_tile.kv_begin;
+#pragma unroll 1
+    for (int32_t n = work_tile.kv_end - 1; n >= begin; --n) {
+#pragma unroll
+      for (int warpgroup = 0; warpgroup < Config::kConsumers; ++warpgroup) {
+        const volatile WarpgroupTile& rows = work_tile.warpgroups[warpgroup];
+        if (n < rows.kv_begin || n >= rows.kv_end) continue;
+#pragma unroll 1
+        for (int32_t p = 0; p < Panels::count(element); ++p) {
+          const BiasState at = bias_state_[warpgroup];
+          bias_state_[warpgroup].advance();
+          storage_.bias.producer_acquire(at, warpgroup);
+          if (!ptx::elect()) continue;
+          storage_.bias.producer_expect(at, kBiasPanelRows * Panels::row_bytes(element), warpgroup);
+          ptx::tma_load(shared_ + Config::kBiasOffset +
+                            (warpgroup * Config::kBiasStages + at.stage()) * kBiasPanelBytes,
+                        &params_.bias, storage_.bias.full_barrier(at, warpgroup).address(),
+                        {n * Config::kTileKv + p * Panels::columns(element),
+                         work_tile.query + warpgroup * kWarpgroupRows, work_tile.h, work_tile.b},
+                        ptx::kEvictNormal);
+        }
+      }
+    }
+  }
+
+ private:
+  const ForwardParams& params_;
+  SharedStorage<Config>& storage_;
+  const uint32_t shared_;
+  BiasState bias_state_[Config::kConsumers];
 };
 
 // Producer of K, of V or of both. The producer of K also loads Q if Q has no producer warp.

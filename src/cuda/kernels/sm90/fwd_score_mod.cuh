@@ -1,7 +1,8 @@
 // Score modifications of the Hopper forward pass: scale, softcap, ALiBi, dense bias, masks,
 // dropout: the members in cuda/device, made for the rows of a consumer warpgroup. Scores are in
 // units of log2(e). Runtime kernels and redone tiles, whose scores have no bound, keep a quarter of
-// that, which is finite for every finite score.
+// that, which is finite for every finite score; kernels for a dense bias keep natural units, which
+// are so, too, and in which a bias is added as it is.
 #pragma once
 
 #include <type_traits>
@@ -30,7 +31,11 @@ class FwdScoreMod {
   }
 
   // modify() leaves scores in units of kScoreUnit log2(e).
-  static constexpr float kScoreUnit = Config::kIsRuntime ? kWideUnit : 1.0f;
+  static constexpr float kScoreUnit = Config::kIsRuntime      ? kWideUnit
+                                      : Config::kHasDenseBias ? kLog2E
+                                                              : 1.0f;
+  // Whether that holds every finite score. Otherwise redone tiles have kWideUnit.
+  static constexpr bool kHoldsAllScores = Config::kIsRuntime || Config::kHasDenseBias;
   static __device__ __forceinline__ float scale(const ForwardParams& params) {
     return params.problem.scale * (kLog2E / kScoreUnit);
   }
@@ -40,7 +45,7 @@ class FwdScoreMod {
   // kWideUnit log2(e).
   template <int kCount>
   __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
-    const bool wide = redo && !Config::kIsRuntime;
+    const bool wide = redo && !kHoldsAllScores;
     const float unit = wide ? 1.0f / kWideUnit : 1.0f;
     const float left =
         ScoreMod::forward(SLayout(), s, scale(params_) * unit, params_.problem,
@@ -64,7 +69,34 @@ class FwdScoreMod {
     return {work_tile().alibi_slope,
             static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2)};
   }
-  __device__ __forceinline__ DenseBiasTile<false> make(Type<DenseBias>, int32_t key, float) const {
+  // The panels of a tile of the bias, as the warp's waits and releases reach them.
+  struct TilePanels {
+    const FwdConsumer<Config>& consumer;
+
+    __device__ __forceinline__ PipelineState<Config::kBiasStages> state(int p) const {
+      return {consumer.bias_state_.count + p};
+    }
+    __device__ __forceinline__ uint32_t wait(int p) const {
+      consumer.storage_.bias.consumer_wait(state(p), consumer.warpgroup_);
+      return consumer.shared_ + Config::kBiasOffset +
+             (consumer.warpgroup_ * Config::kBiasStages + state(p).stage()) * kBiasPanelBytes;
+    }
+    __device__ __forceinline__ void release(int p) const {
+      __syncwarp();
+      if (consumer.lane() == 0)
+        consumer.storage_.bias.consumer_release(state(p), consumer.warpgroup_);
+    }
+  };
+
+  __device__ __forceinline__ auto make(Type<DenseBias>, int32_t key, float) const {
+    if constexpr (Config::kHasDenseBias) {
+      return DenseBiasPanels<kTileKv, T, TilePanels>{
+          {consumer_}, params_.problem.dtype_bias, row() % 64 - lane() / 4, lane()};
+    } else {
+      return gathered_bias(key);
+    }
+  }
+  __device__ __forceinline__ DenseBiasTile<false> gathered_bias(int32_t key) const {
     const int32_t i = work_tile().query + row(), j = key + lane() % 4 * 2;
     return {DenseBias::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h),
             i,

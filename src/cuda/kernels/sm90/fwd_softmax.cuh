@@ -27,6 +27,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
+  // The same of redone tiles.
+  static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
                                         SharedStorage<Config>& storage, int32_t warpgroup)
@@ -152,7 +154,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     // base() would overflow near FLT_MAX.
     const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
                           softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
-    exp2_and_sum(s_, [&](float x, int i) { return __fsub_rn(x, top[i / 2 % 2]) * kWideUnit; });
+    exp2_and_sum(s_, [&](float x, int i) { return __fsub_rn(x, top[i / 2 % 2]) * kRedoUnit; });
   }
 
   // P with ALiBi for keys on either side of the rows.
@@ -205,7 +207,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
-    return Config::kIsRuntime || (redo && !Config::kIsFp8) ? kWideUnit : 1.0f;
+    return redo && !Config::kIsFp8 ? kRedoUnit : kScoreUnit;
   }
 
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
@@ -258,8 +260,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t keys = this->visible_keys_of(mi);
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
-        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kRedoScore / kScoreUnit);
-        if (!Config::kIsRuntime) {
+        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kLargestBase / kScoreUnit);
+        if (!ScoreMod::kHoldsAllScores) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
           bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
@@ -312,6 +314,10 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     FwdEpilogue<Config>(*this).store(o);
     store_lse(work_tile().redo_online);
   }
+
+  // A larger base makes a redo. A dense bias may leave a row one key, whose weight must be 1: in
+  // these units the product of base and log2(e) is rounded.
+  static constexpr float kLargestBase = Config::kHasDenseBias ? kLargeScore : kRedoScore;
 
   // Rounds as pack_p() rounds P.
   static __device__ __forceinline__ float round_to_type(float x) {

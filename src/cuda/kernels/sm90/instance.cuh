@@ -16,6 +16,7 @@ using alibi = ScoreModChain<Alibi>;
 using softcap_alibi = RuntimeChain<Softcap, Alibi>;
 using dropout = ScoreModChain<Dropout>;
 using block_mask = ScoreModChain<BlockMask>;
+using dense_bias = ScoreModChain<DenseBias>;
 using runtime = RuntimeScoreMod;
 
 // The kind by which the host knows a chain.
@@ -31,9 +32,10 @@ template <>
 constexpr ScoreModKind kKind<softcap_alibi> = ScoreModKind::kSoftcapAlibi;
 template <>
 constexpr ScoreModKind kKind<dropout> = ScoreModKind::kDropout;
-
 template <>
 constexpr ScoreModKind kKind<block_mask> = ScoreModKind::kBlockMask;
+template <>
+constexpr ScoreModKind kKind<dense_bias> = ScoreModKind::kDenseBias;
 
 template <class T>
 constexpr int32_t kDtype =

@@ -20,7 +20,8 @@ enum class ScoreModKind : int32_t {
   kSoftcapAlibi,  // backward only: softcap, ALiBi, or both
   kDropout,
   kBlockMask,
-  kRuntime,  // chosen at run time: dense bias, any combination; forward: also scale < 0
+  kDenseBias,  // a bias that TMA loads, see takes_bias()
+  kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 
 // The largest head dimension with kernels of kBlockMask; larger heads have kRuntime.
@@ -70,6 +71,7 @@ struct ForwardParams {
   uint32_t dropout_threshold;
   SoftcapPolynomials softcap;
   const uint8_t* v_transposed;  // E4M3: tiles of V^T, see fp8_transpose_v.cu
+  CUtensorMap bias;             // kDenseBias: (key, query, head, batch)
 };
 
 // Latent attention. Row r of a sequence's KV head is query r / q_heads_per_kv_head of query head
@@ -100,6 +102,8 @@ struct BackwardParams {
   // s = score_scale * tanh(softcap_inner * q k^T) with a softcap, score_scale * q k^T without, in
   // units of log2(e).
   float softcap_inner, score_scale;
+  int32_t adds_dbias;  // kDenseBias: to args.dbias, which has been cleared
+  CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -44,6 +44,9 @@ bool needs_runtime_kernel(const Problem& problem);
 // Whether a block mask is all that the problem has beside a scale and a mask by position, and its
 // heads have kernels of ScoreModKind::kBlockMask.
 bool has_block_mask_alone(const Problem& problem);
+// Whether a dense bias is all that the problem has beside a scale and a mask by position, and
+// kernels of ScoreModKind::kDenseBias take its type.
+bool has_dense_bias_alone(const Problem& problem);
 // Suffixes of kernel names, by ScoreModKind.
 extern const char* const kScoreModNames[];
 

@@ -5,6 +5,7 @@
 #include "core/score_mod.h"
 #include "cuda/host/schedule/warpgroup_rows.h"
 #include "cuda/device/alibi.cuh"
+#include "cuda/device/dense_bias.cuh"
 #include "cuda/kernels/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -44,6 +45,24 @@ struct WorkTile {
   WarpgroupTile warpgroups[kConsumers];
 };
 
+// The sequence, and the query head, of a head of the L2 swizzle. A dense bias that all sequences
+// share may exceed L2: they read a head's at about the same time.
+template <class ScoreMod>
+__device__ __forceinline__ bool sequences_come_first(const ForwardParams& params) {
+  return !ScoreMod::kIsRuntime && ScoreMod::template kHas<DenseBias> &&
+         params.args.inputs.bias_stride_batch == 0;
+}
+template <class ScoreMod>
+__device__ __forceinline__ int32_t sequence_of(const ForwardParams& params, int32_t head_idx) {
+  if (sequences_come_first<ScoreMod>(params)) return head_idx % params.args.shape.batch;
+  return head_idx / params.problem.heads_q;
+}
+template <class ScoreMod>
+__device__ __forceinline__ int32_t q_head_of(const ForwardParams& params, int32_t head_idx) {
+  if (sequences_come_first<ScoreMod>(params)) return head_idx / params.args.shape.batch;
+  return head_idx % params.problem.heads_q;
+}
+
 // Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
 // false if the tile has no row.
 template <int kTileKv, class ScoreMod, int kConsumers>
@@ -57,7 +76,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   int32_t query, query_end;
   Lengths len;
   {
-    const int32_t b = position.head_idx / problem.heads_q;
+    const int32_t b = sequence_of<ScoreMod>(params, position.head_idx);
     const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, params.args.inputs, b);
     len = sequence.len;
     const Interval warpgroups =
@@ -68,7 +87,8 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
     if (query >= query_end) return false;
     if (kHasAlibi && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const float unit = ScoreMod::kIsRuntime || redo ? kLog2E / kWideUnit : kLog2E;
-      slope = Alibi::slope_of(problem, params.args.inputs, b, position.head_idx % problem.heads_q) *
+      slope = Alibi::slope_of(problem, params.args.inputs, b,
+                              q_head_of<ScoreMod>(params, position.head_idx)) *
               unit;
     }
     if (lane == 0) {
@@ -77,7 +97,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
       work_tile.linear_idx = linear_idx;
       work_tile.redo_online = redo;
       work_tile.b = b;
-      work_tile.h = position.head_idx % problem.heads_q;
+      work_tile.h = q_head_of<ScoreMod>(params, position.head_idx);
       work_tile.query = query;
       work_tile.query_end = query_end;
       work_tile.len = len;

@@ -91,6 +91,9 @@ inline void red_add_v4(float* to, float x, float y, float z, float w) {
   const float sums[] = {x, y, z, w};
   for (int n = 0; n < 4; ++n) emulator::add(to + n, sums[n]);
 }
+inline void red_add_if(bool condition, float* to, float x) {
+  if (condition) emulator::add(to, x);
+}
 inline void red_add_v2(float* to, float x, float y) {
   emulator::add(to, x);
   emulator::add(to + 1, y);

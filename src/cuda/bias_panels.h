@@ -1,0 +1,28 @@
+// The panels in which TMA loads a dense bias: boxes of its tensor map, which kernels read in shared
+// memory.
+#pragma once
+
+#include "core/mask_geometry.h"
+
+namespace flashattn::cuda {
+
+constexpr int kBiasPanelRows = 64;
+constexpr int kBiasPanelBytes = kBiasPanelRows * 128;  // the most
+
+// The panels that hold kTileKv keys of 64 queries, by the type of the bias.
+template <int kTileKv>
+struct BiasPanels {
+  static_assert(kTileKv == 64 || kTileKv == 128, "TMA rows of 64 or 128 bytes if it is boolean");
+
+  static FLASHATTN_HD constexpr int32_t row_bytes(int32_t element) {
+    return element == 1 ? kTileKv : 128;
+  }
+  static FLASHATTN_HD constexpr int32_t columns(int32_t element) {
+    return row_bytes(element) / element;
+  }
+  static FLASHATTN_HD constexpr int32_t count(int32_t element) {
+    return kTileKv / columns(element);
+  }
+};
+
+}  // namespace flashattn::cuda

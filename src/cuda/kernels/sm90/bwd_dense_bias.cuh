@@ -1,0 +1,74 @@
+// Dense bias of a consumer warpgroup of the Hopper backward kernels, and its gradient.
+#pragma once
+
+#include "cuda/device/dense_bias_panel.cuh"
+#include "cuda/kernels/sm90/bwd_warpgroup_base.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class BwdDenseBias : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
+  using T = typename Config::T;
+  using Base::params_, Base::work_tile, Base::kTileQ, Base::lane, Base::row;
+
+ public:
+  __device__ __forceinline__ BwdDenseBias(const BackwardParams& params, uint32_t shared,
+                                          BwdSharedStorage<Config>& storage, int32_t consumer)
+      : Base(params, shared, storage, consumer) {}
+
+  // The panels of a Q tile's bias, as the warp's waits and releases reach them.
+  struct TilePanels {
+    const BwdDenseBias& consumer;
+    uint32_t first;
+
+    __device__ __forceinline__ PipelineState<Config::kBiasStages> state(int p) const {
+      return {first + p};
+    }
+    __device__ __forceinline__ uint32_t wait(int p) const {
+      consumer.storage_.bias.consumer_wait(state(p), consumer.consumer_);
+      return Base::bias_panel(consumer.shared_, state(p), consumer.consumer_);
+    }
+    __device__ __forceinline__ void release(int p) const {
+      __syncwarp();
+      if (consumer.lane() == 0)
+        consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
+    }
+  };
+  // The bias of Q tile `count`, of those of the CTA.
+  __device__ __forceinline__ auto of_tile(uint32_t count) const {
+    const int32_t dtype = params_.common.problem.dtype_bias;
+    return TransposedBiasPanels<T, TilePanels>{
+        {*this, count * Base::BiasTile::count(dtype_size(dtype))}, dtype, this->warp(), lane()};
+  }
+
+  // Where the gradient of the bias of this lane's elements is.
+  struct DbiasColumns {
+    float* first;        // of the lane's first query and key
+    uint32_t row;        // elements from a query to the next
+    int32_t queries[2];  // left from there on, for the first key and for key 8; 0: add nothing
+
+    // Adds dS of queries 8 n and 8 n + 1, and of key 8 * half. The 8 lanes of a query fill a
+    // sector.
+    __device__ __forceinline__ void add(int n, int half, float x, float y) const {
+      float* const to = first + (8 * n * row + 8 * half);
+      ptx::red_add_if(8 * n < queries[half], to, x);
+      ptx::red_add_if(8 * n + 1 < queries[half], to + row, y);
+    }
+  };
+  __device__ __forceinline__ DbiasColumns dbias_columns(int32_t q_coord, uint32_t count) const {
+    if (!params_.adds_dbias) return {};
+    const BackwardArgs& args = params_.common.args;
+    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
+    const int32_t head = work_tile().kv_head * params_.common.q_heads_per_kv_head +
+                         static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
+    const int32_t query = this->q_tile_of(q_coord) * kTileQ + lane() % 4 * 2;
+    const int32_t queries = work_tile().len.q - query, keys = work_tile().keys - row();
+    return {args.dbias + work_tile().b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                query * args.dbias_stride_row + work_tile().key + row(),
+            static_cast<uint32_t>(args.dbias_stride_row),
+            {keys > 0 ? queries : 0, keys > 8 ? queries : 0}};
+  }
+};
+
+}  // namespace flashattn::cuda::sm90
