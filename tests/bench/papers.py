@@ -202,8 +202,10 @@ class Bench:
         mine = seconds.get("flashattn")
         cells += [f"{seconds[r] / mine:.2f} x" if mine and r in seconds else ""
                   for r in ("materialised", "sdpa")]
-        if self.device == "cuda" and {"materialised", "flashattn"} <= set(memory):
-            cells.append(f"{memory['materialised']:.0f}, {memory['flashattn']:.0f} MiB")
+        if self.device == "cuda":
+            both = {"materialised", "flashattn"} <= set(memory)
+            cells.append(f"{memory['materialised']:.0f}, {memory['flashattn']:.0f} MiB" if both
+                         else "")
         print("| " + " | ".join([name, *cells, claim]) + " |", flush=True)
 
     def head(self, title: str) -> None:

@@ -120,8 +120,9 @@ def test_float64_is_refused_by_name():
     np.testing.assert_array_equal(wide, fa.attention(Q, K, V, lens_kv=[45, 9]))
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_refused_when_run():
-    """Values of lengths are seen by the run only; the library's sentence arrives."""
+    """Values of lengths are seen by the run only, on a CPU; the library's sentence arrives."""
     run = jax.jit(lambda lens: fa.attention(Q, K, V, lens_kv=lens))
     with pytest.raises(jax.errors.JaxRuntimeError,
                        match=r"INVALID_ARGUMENT: lens_kv\[1\] = 46 is not within 0 and 45"):
@@ -129,6 +130,7 @@ def test_refused_when_run():
     assert jnp.isfinite(run(jnp.array([3, 45]))).all()
 
 
+@pytest.mark.usefixtures("on_cpu")
 def test_overhead():
     """At most 10 us above an empty call, arithmetic of one small head included."""
     x, = randoms((1, 1, 1, 8))

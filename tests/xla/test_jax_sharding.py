@@ -10,14 +10,16 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import flashattn.jax as fa
 from test_jax_gradients import randoms
 
+pytestmark = pytest.mark.usefixtures("on_cpu")
 BATCH, HEADS = P("x"), P(None, None, "x")
 SHAPES = dict(bias=(1, 1, 16, 24), whole_bias=(2, 4, 16, 24), sink=(4,), alibi_slopes=(4,),
               lens_kv=(2,))
 
 
 def mesh(kind=AxisType.Auto):
-    assert len(jax.devices()) == 2, "XLA_FLAGS of conftest.py came too late"
-    return jax.make_mesh((2,), ("x",), axis_types=(kind,))
+    devices = jax.devices("cpu")
+    assert len(devices) == 2, "XLA_FLAGS of conftest.py came too late"
+    return jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=devices)
 
 
 def inputs(heads_kv, names=()):
