@@ -104,8 +104,6 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode.cuh",
         r"__syncthreads\(\);( *// (K's readers are done|all warps have read K)\n)", r"\1",
         ["sm80 decode"]),
-    "decode: the first split to end combines them all": Mutation(
-        "../device/arrival_counter.cuh", r"!= count - 1", "!= 0", ["sm80 splits"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(
         "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",

@@ -19,12 +19,6 @@ struct SoftcapPolynomials {
   float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
-constexpr int kArrivalBits = 16;  // of a counter of CTAs; a stamp lies above them
-
-// What a forward kernel does before the kernels before it have ended. kPrefetches: which keys a CTA
-// reads first follows from host data alone, so that it may load them into L2.
-enum class EarlyStart : int32_t { kNone, kWaits, kPrefetches };
-
 // TREE: the masks of the caller. Those of the kernel's problem are its hull, see tree_hull().
 struct TreeParams {
   MaskRule rule;
@@ -52,11 +46,6 @@ struct ForwardParams {
   PartialSum* partial_sums;
   uint32_t dropout_threshold;
   TreeParams tree;
-  // Decode kernels: by row tile, the CTAs that have stored their partial results; see
-  // arrival_counter.cuh. NULL: the combine kernel combines them.
-  uint64_t* arrivals;
-  uint64_t arrival_stamp;
-  EarlyStart early;
 
   FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;

@@ -92,8 +92,6 @@ UNTOLD void store_as_one(T* to, T x, Order order) {
 }
 
 int32_t fetch_add(int32_t* to, int32_t x, Order order);
-uint64_t fetch_add(uint64_t* to, uint64_t x, Order order);
-void compare_and_store(uint64_t* to, uint64_t expected, uint64_t x, Order order);
 int32_t fetch_or(int32_t* to, int32_t x, Order order);
 void add(float* to, float x);  // relaxed
 

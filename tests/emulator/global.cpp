@@ -270,17 +270,6 @@ int32_t fetch_add(int32_t* to, int32_t x, Order order) {
   return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST);
 }
 
-uint64_t fetch_add(uint64_t* to, uint64_t x, Order order) {
-  before_change(to, sizeof x, order);
-  return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST);
-}
-
-// One that stores nothing counts as one that does.
-void compare_and_store(uint64_t* to, uint64_t expected, uint64_t x, Order order) {
-  before_change(to, sizeof x, order);
-  __atomic_compare_exchange_n(to, &expected, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-}
-
 int32_t fetch_or(int32_t* to, int32_t x, Order order) {
   before_change(to, sizeof x, order);
   return __atomic_fetch_or(to, x, __ATOMIC_SEQ_CST);

@@ -66,45 +66,9 @@ void test_workspace(const Problem& p) {
   }
 }
 
-// Decoding on an H100: bf16, a CTA has the rows of a KV head.
-DecodeGrid decode_grid(int32_t kv_heads, int32_t keys, int32_t rows, int32_t dim,
-                       int64_t ctas_per_sm) {
-  return {kv_heads, kUnits, ctas_per_sm * kUnits, keys, kStep, 4 * dim, rows, dim * 4 + 8, 69632};
-}
-
-void test_decode() {
-  for (const int32_t keys : {1, 255}) CHECK(decode_splits(decode_grid(1, keys, 4, 128, 2)) == 1);
-  // 32 heads on 8: the partial results of 16 splits fit.
-  CHECK(decode_splits(decode_grid(8, 1024, 4, 128, 2)) == 8);
-  CHECK(decode_splits(decode_grid(8, 8192, 4, 128, 2)) == 16);
-  CHECK(combines_in_place(decode_grid(8, 8192, 4, 128, 2), 16));
-  CHECK(decode_splits(decode_grid(16, 8192, 1, 64, 2)) == 8);
-  CHECK(decode_splits(decode_grid(128, 8192, 4, 128, 2)) == 1);
-  CHECK(!combines_in_place(decode_grid(128, 8192, 4, 128, 2), 1));
-  // 8 heads on one: more splits than a CTA can combine.
-  CHECK(decode_splits(decode_grid(1, 8192, 8, 128, 2)) > 17);
-  CHECK(!combines_in_place(decode_grid(1, 8192, 8, 128, 2), 17));
-  CHECK(combines_in_place(decode_grid(1, 8192, 8, 128, 2), 16));
-  // A CTA a multiprocessor: 136 are a wave and a bit.
-  CHECK(decode_splits(decode_grid(136, 8192, 64, 128, 1)) == 2);
-  CHECK(decode_splits(decode_grid(132, 8192, 64, 128, 1)) == 1);
-  // About a wave of one head's splits, and no more.
-  const int64_t most = decode_splits(decode_grid(1, 1 << 20, 1, 128, 1));
-  CHECK(most > 120 && most <= kUnits);
-  // Workspace is reserved for so many.
-  for (const int32_t keys : {256, 300, 1000, 4097}) {
-    for (const int32_t heads : {1, 3, 100, 500}) {
-      const int64_t splits = decode_splits(decode_grid(heads, keys, 1, 64, 3));
-      CHECK(splits <= ceil_div(keys, 2 * kSplitStep));
-      CHECK(splits == 1 || splits * heads <= kMostWaves * 3 * kUnits);
-    }
-  }
-}
-
 }  // namespace
 
 int main() {
-  test_decode();
   for (const int32_t heads : {1, 20, 128}) {
     for (const uint32_t layout : {0u, static_cast<uint32_t>(FLASHATTN_LAYOUT_PAGED_KV)}) {
       test_workspace(problem_of(heads, layout, 0, 0));

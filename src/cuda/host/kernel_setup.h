@@ -129,16 +129,14 @@ int32_t set_arrays(const ForwardArgs& args, void* workspace, ForwardParams* para
 // Returns OK if a one-dimensional grid may have so many CTAs.
 int32_t check_grid(int64_t ctas);
 
-// Launches a kernel of a table with a grid of `ctas` CTAs. early: by PDL.
+// Launches a kernel of a table with a grid of `ctas` CTAs.
 template <class Entry, class Params>
 int32_t launch(const Entry& entry, int64_t ctas, const Params& params, cudaStream_t stream,
-               const char* what, bool early = false) {
+               const char* what) {
   if (const int32_t status = check_grid(ctas)) return status;
-  const dim3 grid(static_cast<unsigned>(ctas));
-  return status_of(
-      early ? launch_pdl(entry.kernel, grid, entry.threads, entry.shared_bytes, params, stream)
-            : launch_kernel(entry.kernel, grid, entry.threads, entry.shared_bytes, params, stream),
-      what);
+  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(ctas)), entry.threads,
+                                 entry.shared_bytes, params, stream),
+                   what);
 }
 
 }  // namespace flashattn::cuda

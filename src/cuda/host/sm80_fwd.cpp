@@ -33,7 +33,7 @@ const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
   without_tree.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
   const bool modified = wants_modified(p), decode_modified = wants_modified(without_tree);
   return find(forward_table(), shared_memory, [&](const ForwardEntry& e) {
-    return e.dtype == p.dtype && e.modified == (e.decodes() ? decode_modified : modified) &&
+    return e.dtype == p.dtype && e.modified == (e.decodes ? decode_modified : modified) &&
            e.size == size && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
   });
 }
@@ -45,7 +45,7 @@ bool fits_blocks(const Problem& p, const ForwardEntry& e) {
 }
 
 std::string kernel_name(const ForwardEntry& e) {
-  return forward_name("sm80", e) + (e.decodes() ? "_decode" : e.modified ? "_modified" : "");
+  return forward_name("sm80", e) + (e.decodes ? "_decode" : e.modified ? "_modified" : "");
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      starts_early_(false) {
-  throw_on(combine_waits(&starts_early_), "cudaFuncGetAttributes");
+      combine_starts_early_(false) {
+  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const bool is_tf32 = problem.dtype == FLASHATTN_DTYPE_F32 && wants_modified(problem);
   const std::string slower = is_tf32 && !is_modified(problem)
@@ -129,7 +129,7 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
 
 bool ForwardKernels::decodes(const Kernel& choice, const Shape& shape) const {
   const ReadyKernel<ForwardEntry>& kernel = choice.kernel;
-  if (!kernel.entry->decodes() || shape.batch == 0) return false;
+  if (!kernel.entry->decodes || shape.batch == 0) return false;
   if (shape.seqlen_kv < std::max(kDecodeKeys, kDecodeKeysPerQuery * shape.seqlen_q)) return false;
   const ForwardParams p = grid(kernel, shape);
   if (int64_t{p.head_tiles} * p.q_tiles > kDecodeRowTiles) return false;
@@ -161,17 +161,14 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.head_tiles = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.cta_heads));
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
-  const bool is_decode = choice.entry->decodes();
-  const int32_t step = is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
+  const bool is_decode = choice.entry->decodes;
   // For decode kernels one CTA per multiprocessor keeps enough bytes in flight.
   const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
                         is_decode ? multiprocessors_ : choice.resident, choice.resident,
                         is_decode && is_uneven(shape)};
-  const DecodeGrid decode = decode_grid(choice, shape, p);
-  const int64_t splits = is_decode && !waves.uneven
-                             ? decode_splits(decode)
-                             : one_wave_splits(problem_, shape, waves, multiprocessors_);
-  p.split = split_rule(problem_, shape, splits, step, waves.uneven);
+  p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
+                       is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
+                       waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
@@ -185,21 +182,6 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   return p;
-}
-
-DecodeGrid ForwardKernels::decode_grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape,
-                                       const ForwardParams& p) const {
-  const int32_t key_bytes = (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  const int32_t row_bytes = problem_.dim_v * 4 + static_cast<int32_t>(sizeof(PartialSum));
-  return {std::max<int64_t>(p.work_heads() * p.q_tiles, 1),
-          multiprocessors_,
-          choice.resident,
-          std::max(shape.seqlen_kv, 1),
-          std::max(kSplitStep, choice.entry->tile_kv),
-          key_bytes,
-          p.cta_heads * p.cta_queries,
-          row_bytes,
-          choice.entry->combine_bytes};
 }
 
 RowCost ForwardKernels::cost(const Shape& shape) const {
@@ -217,13 +199,10 @@ int64_t ForwardKernels::workspace(const Shape& shape) const {
   for (const Kernel* choice :
        {&deep_, &shallow_, &rows32_, &rows64_, &tiny_, &small_, &medium_, &large_}) {
     const ForwardEntry& entry = *choice->kernel.entry;
-    const int64_t waves = !entry.decodes()            ? 1
-                          : has_own_lengths(problem_) ? kUnevenWaves
-                                                      : kMostWaves;
+    const int64_t waves = entry.decodes && has_own_lengths(problem_) ? kUnevenWaves : 1;
     limit = std::max<int64_t>(limit, waves * choice->kernel.resident * entry.tile_q);
   }
-  // A split row tile has two partial rows or more, and a counter of two words.
-  const int64_t row = (problem_.dim_v + 2 + 1) * static_cast<int64_t>(sizeof(float));
+  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = partial_rows(problem_, shape, p.split, limit);
   return rows == 0 ? 0 : workspace_of<char>(rows * row);
 }
@@ -241,23 +220,13 @@ std::string ForwardKernels::describe(const Shape& shape,
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
-  const ForwardEntry& entry = *choice.entry;
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
-  if (p.max_splits < 1 << kArrivalBits &&
-      combines_in_place(decode_grid(choice, args.shape, p), p.max_splits)) {
-    const int64_t rows = p.partial_row(p.max_splits, 0, 0, 0);
-    p.arrivals = reinterpret_cast<uint64_t*>(p.partial_sums + rows);
-    p.arrival_stamp = new_stamp() >> kArrivalBits << kArrivalBits;
-  }
-  const Inputs& in = args.inputs;
-  const bool early = entry.decodes() && starts_early_;
-  const bool on_host = problem_.layout == 0 && !in.lens_q && !in.lens_kv && !in.starts_kv;
-  p.early = !early ? EarlyStart::kNone : on_host ? EarlyStart::kPrefetches : EarlyStart::kWaits;
   const int32_t status =
-      cuda::launch(entry, p.ctas(), p, stream, "launching the forward kernel", early);
-  if (status != FLASHATTN_OK || p.max_splits <= 1 || p.arrivals) return status;
-  return status_of(launch_combine(p, starts_early_, stream), "launching the combine kernel");
+      cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
+  if (status != FLASHATTN_OK || p.max_splits <= 1) return status;
+  return status_of(launch_combine(p, combine_starts_early_, stream),
+                   "launching the combine kernel");
 }
 
 }  // namespace flashattn::cuda::sm80

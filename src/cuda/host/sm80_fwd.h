@@ -5,7 +5,6 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
-#include "cuda/host/schedule/split_kv.h"
 #include "cuda/kernels/sm80/table.h"
 
 namespace flashattn::cuda::sm80 {
@@ -30,8 +29,6 @@ class ForwardKernels final : public ForwardRow {
   // All parameters except the arguments and the workspace.
   ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
   const Kernel& choose(const Shape& shape) const;
-  DecodeGrid decode_grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape,
-                         const ForwardParams& p) const;
   // Whether the kernel, unless it stands for another one, is the best for a shape of more rows than
   // a decode kernel of 16 has.
   bool decodes(const Kernel& choice, const Shape& shape) const;
@@ -42,7 +39,7 @@ class ForwardKernels final : public ForwardRow {
   const int64_t l2_bytes_;
   // By the number of queries and CTAs.
   Kernel deep_, shallow_, rows32_, rows64_, tiny_, small_, medium_, large_;
-  bool starts_early_;  // whether decode kernels and the combine kernel may launch early (PDL)
+  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

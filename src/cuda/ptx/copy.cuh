@@ -233,13 +233,6 @@ __device__ __forceinline__ int4 load_relaxed(const int32_t* from) {
   return x;
 }
 
-// Loads a value that other threads may change concurrently.
-__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
-  uint64_t x;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
-  return x;
-}
-
 __device__ __forceinline__ void store_release(int32_t* to, int32_t x) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
@@ -284,32 +277,6 @@ __device__ __forceinline__ int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
                : "l"(at), "r"(x)
                : "memory");
   return found;
-}
-
-// Returns the value before. Orders nothing else.
-__device__ __forceinline__ uint64_t fetch_add_relaxed(uint64_t* at, uint64_t x) {
-  uint64_t found;
-  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;"
-               : "=l"(found)
-               : "l"(at), "l"(x)
-               : "memory");
-  return found;
-}
-
-// Stores x if the value is `expected`. Orders nothing else.
-__device__ __forceinline__ void compare_and_store_relaxed(uint64_t* at, uint64_t expected,
-                                                          uint64_t x) {
-  asm volatile("{.reg .b64 found; atom.relaxed.gpu.global.cas.b64 found, [%0], %1, %2;}" ::"l"(at),
-               "l"(expected), "l"(x)
-               : "memory");
-}
-
-// Begins to load bytes, a multiple of 16, into L2, where they stay coherent: they may be written
-// afterwards. No effect before Hopper.
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
 }
 
 // Loads 16 bytes that other multiprocessors may have written: from L2, bypassing L1.

@@ -50,58 +50,6 @@ inline int64_t one_wave_splits(const Problem& problem, const Shape& shape, const
   return pays_to_split(rows, shape.seqlen_kv, splits, grid.ctas, multiprocessors) ? splits : 1;
 }
 
-// CTAs of a decode kernel, which wait for memory.
-struct DecodeGrid {
-  int64_t ctas;                 // without splits; not 0
-  int64_t one_wave;             // CTAs that keep enough bytes in flight
-  int64_t resident;             // CTAs that run at once
-  int32_t keys;                 // of the longest sequence
-  int32_t step;                 // splits start at multiples of it
-  int32_t key_bytes;            // of K and V
-  int32_t cta_rows, row_bytes;  // of a CTA's partial result
-  int32_t combine_bytes;        // a CTA combines partial results of so many bytes itself
-};
-
-// Whether the last CTA of a row tile combines the splits, instead of a kernel of its own.
-constexpr bool combines_in_place(const DecodeGrid& grid, int64_t splits) {
-  return splits > 1 && splits * grid.cta_rows * grid.row_bytes <= grid.combine_bytes;
-}
-
-// The time of a decode kernel and of its merge, in ns. A CTA loads 24 bytes a ns, the device 3,000:
-// a wave of few CTAs waits for the former. The last CTA of a row tile needs 1,600 ns to know that
-// it is the last and to load, at 64 bytes a ns, and combine partial results; a kernel of its own
-// needs twice as long, but has more multiprocessors. Estimates for an H100, not measured.
-constexpr int64_t decode_time(const DecodeGrid& grid, int64_t splits) {
-  const int64_t steps = ceil_div(ceil_div(grid.keys, splits), grid.step);
-  const int64_t bytes = steps * grid.step * grid.key_bytes, ctas = grid.ctas * splits;
-  const auto wave = [bytes](int64_t n) { return std::max(bytes / 24, n * bytes / 3000); };
-  const int64_t left = ctas % grid.resident;
-  const int64_t time = ctas / grid.resident * wave(grid.resident) + (left > 0 ? wave(left) : 0);
-  if (splits <= 1) return time;
-  const int64_t parts = splits * grid.cta_rows * grid.row_bytes;
-  return time + (combines_in_place(grid, splits) ? 1600 + parts / 64 : 3500 + parts / 1000);
-}
-
-// The number of splits with which a decode kernel ends first: of one wave, or, where one wave does
-// not hold the CTAs, of a few.
-constexpr int64_t kMostWaves = 3;
-constexpr int64_t decode_splits(const DecodeGrid& grid) {
-  if (grid.keys < kLeastSplitKeys) return 1;
-  const int64_t ctas = grid.ctas <= grid.one_wave ? grid.one_wave : kMostWaves * grid.resident;
-  const int64_t most =
-      std::min(ctas / grid.ctas, ceil_div(grid.keys, std::max(grid.step, 2 * kSplitStep)));
-  const int64_t steps = ceil_div(grid.keys, grid.step);
-  int64_t best = 1, least = decode_time(grid, 1);
-  // Of the numbers of splits with equally many steps each, the smallest.
-  for (int64_t splits = 2; splits <= most;) {
-    const int64_t time = decode_time(grid, splits), own = ceil_div(steps, splits);
-    if (time < least) best = splits;
-    least = std::min(time, least);
-    splits = own > 1 ? ceil_div(steps, own - 1) : most + 1;
-  }
-  return best;
-}
-
 // The number of splits for a kernel of one CTA a multiprocessor, with which whole waves end first.
 // step: the keys of a step of the kernel. The time unit is what a CTA takes for a key, some 20 ns
 // (latent attention: 34 clocks of the tensor cores). A CTA starts and ends in 250; the merge takes

@@ -18,15 +18,12 @@ template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     combine_kernel(const __grid_constant__ ForwardParams params) {
   const ForwardArrays& args = params.args;
-  // The lengths may be results of kernels that a forward kernel has waited for, too.
-  if (params.early != EarlyStart::kNone) ptx::griddep_wait();
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t parts = split_count(params.split, sequence.len);
   // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
   // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
-  ptx::griddep_launch_dependents();
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);

@@ -11,9 +11,8 @@ namespace flashattn::cuda {
 // parameters.
 constexpr int32_t kMaxMergeParts = 64;
 
-// Whether the combine kernel that the current device runs contains griddepcontrol.wait, and with it
-// the decode kernels, which are compiled for the same architectures. It does not if the driver has
-// compiled it from PTX of an older one.
+// Whether the combine kernel that the current device runs contains griddepcontrol.wait. It does not
+// if the driver has compiled it from PTX of an older architecture.
 cudaError_t combine_waits(bool* waits);
 // Loads the kernels that a plan with this problem may launch.
 cudaError_t preload_combine_kernels(const Problem& problem);

@@ -5,18 +5,12 @@
 // Four warps share a KV tile's keys. Each has all rows (or those of its row group), and row maxima,
 // sums and O of its own keys, which are combined at the end. kStages tiles of K and of V are in
 // flight; a buffer is refilled as soon as all warps have read it.
-//
-// Split-KV in one launch: the last CTA of a row tile to store its partial results combines those of
-// all splits, in the order of the splits. The next launch starts early (PDL) and prefetches its
-// first keys into L2 while this one ends.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
-#include "cuda/device/arrival_counter.cuh"
 #include "cuda/device/vec4.cuh"
 #include "cuda/device/mma_gemm.cuh"
 #include "cuda/device/score_mod.cuh"
-#include "cuda/kernels/common/combine_rows.cuh"
 
 namespace flashattn::cuda::sm80 {
 
@@ -53,8 +47,6 @@ struct DecodeConfig {
   static constexpr int kORowBytes = kDimV * 4 + 32;
   static constexpr int kRowStatsOffset = kKeyGroups * kTileQ * kORowBytes;
   static_assert(kRowStatsOffset + kKeyGroups * kTileQ * 8 <= kPagesOffset, "partial results fit");
-  // Partial results of the splits use the same buffers afterwards.
-  static constexpr int kCombineBytes = kPagesOffset;
 };
 
 template <class Config>
@@ -71,39 +63,17 @@ class DecodeKernel : RowEpilogue {
 
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
-  // Starts to load the CTA's first keys into L2, a key a thread.
-  __device__ __forceinline__ void prefetch() const {
-    const int32_t key = keys_.begin + static_cast<int32_t>(threadIdx.x);
-    if (key >= keys_.end) return;
-    const Problem& problem = params_.problem;
-    const Inputs& in = params_.args.inputs;
-    ptx::prefetch_l2(k_ + key * in.k.stride_seq * sizeof(T), problem.dim_qk * sizeof(T));
-    ptx::prefetch_l2(v_ + key * in.v.stride_seq * sizeof(T), problem.dim_v * sizeof(T));
-  }
-
   __device__ __forceinline__ void run() {
-    ArrivalCounter counter{};
-    if (threadIdx.x == 0) {
-      store_to_smem(shared_ + Config::kWorkTileOffset);
-      if (is_split_ && params_.arrivals) {
-        counter = ArrivalCounter::open(params_.arrivals + row_tile(), params_.arrival_stamp);
-      }
-    }
+    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
     load_from_smem(shared_ + Config::kWorkTileOffset);
     store_partials();
     __syncthreads();
     for (int r = warp_; r < rows_; r += Config::kWarps) combine_warps(r);
-    if (is_split_ && params_.arrivals && is_last(counter)) combine_splits();
   }
 
  private:
-  // The number of the work tile's rows among those of all CTAs.
-  __device__ __forceinline__ int32_t row_tile() const {
-    const L2Swizzle::Tile at = params_.swizzle.tile(blockIdx.x);
-    return at.head_idx * params_.q_tiles + params_.by_splits.quotient(at.tile_idx);
-  }
-
   __device__ __forceinline__ void mainloop() {
     const Inputs& in = params_.args.inputs;
     const Problem& problem = params_.problem;
@@ -152,10 +122,6 @@ class DecodeKernel : RowEpilogue {
       }
       if (next < end) {
         load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
-      } else {
-        // All loads have been issued. The combine kernel may start, or the next launch, whose
-        // prefetches would otherwise leave L2 before they are used.
-        ptx::griddep_launch_dependents();
       }
       ptx::cp_async_commit();
     }
@@ -354,68 +320,6 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // Whether all other splits of the rows have stored their partial results, too. counter: of
-  // thread 0.
-  __device__ __forceinline__ bool is_last(const ArrivalCounter& counter) const {
-    const uint32_t answer = shared_ + Config::kWorkTileOffset;  // which is in registers
-    __syncthreads();                                            // all rows are stored
-    if (threadIdx.x == 0) {
-      ptx::store_shared(answer, counter.arrive(split_count(params_.split, seqlen_.len)));
-    }
-    __syncthreads();
-    return ptx::load_shared(answer) != 0;
-  }
-
-  // Combines the partial results of all splits. The host sees to it that they fit the buffers. A
-  // warp reads what it has copied itself.
-  __device__ __forceinline__ void combine_splits() const {
-    const int32_t dim_v = params_.problem.dim_v, parts = split_count(params_.split, seqlen_.len);
-    const int64_t stride = params_.partial_row(1, 0, 0, 0);
-    const uint32_t o_bytes = dim_v * 4, sums = shared_ + rows_ * parts * o_bytes;
-    for (int r = warp_; r < rows_; r += Config::kWarps) {
-      const Row at = row(r);
-      const int64_t first =
-          params_.partial_row(0, b_, first_head_ + at.head, queries_.begin + at.query);
-      for (int32_t p = lane_; p < parts; p += 32) {
-        const PartialSum* const from = params_.partial_sums + first + p * stride;
-        const uint32_t to = sums + (r * parts + p) * 8;
-        ptx::cp_async_4(to, &from->base, true);
-        ptx::cp_async_4(to + 4, &from->sum, true);
-      }
-      for (int32_t p = 0; p < parts; ++p) {
-        const float* const from = params_.partial_o + (first + p * stride) * dim_v;
-        const uint32_t to = shared_ + (r * parts + p) * o_bytes;
-        for (int32_t column = lane_ * 4; column < dim_v; column += 128) {
-          ptx::cp_async_16(to + column * 4, from + column, true);
-        }
-      }
-    }
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    __syncwarp();
-    const int32_t dtype = params_.problem.dtype_o;
-    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-    float* const lse = params_.args.lse;
-    for (int r = warp_; r < rows_; r += Config::kWarps) {
-      const Row at = row(r);
-      const int32_t h = first_head_ + at.head;
-      const int64_t token = seqlen_.offset_q + queries_.begin + at.query;
-      combine_row<1, 8, true>(
-          {parts, dim_v, dtype, tensor_row(params_.args.o, dtype_size(dtype), b_, h, token),
-           lse ? lse + b_ * layout.batch_stride + h * layout.head_stride + token : nullptr},
-          [&](int32_t p) {
-            const float2 x = ptx::load_shared_pair(sums + (r * parts + p) * 8);
-            return PartialSum{x.x, x.y};
-          },
-          [&](int32_t p, int32_t column) {
-            float x[4];
-            ptx::load_shared(x, shared_ + (r * parts + p) * o_bytes + column * 4);
-            return float4{x[0], x[1], x[2], x[3]};
-          },
-          1.0f);
-    }
-  }
-
   const uint32_t shared_;
   const int lane_, warp_;
   // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
@@ -428,14 +332,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-  const bool prefetches = params.early == EarlyStart::kPrefetches;
-  if (!prefetches) ptx::griddep_wait();
-  const bool has_work = kernel.init();
-  if (prefetches) {
-    if (has_work) kernel.prefetch();
-    ptx::griddep_wait();
-  }
-  if (has_work) kernel.run();
+  if (kernel.init()) kernel.run();
 }
 
 }  // namespace flashattn::cuda::sm80

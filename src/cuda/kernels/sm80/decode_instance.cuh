@@ -20,7 +20,7 @@ constexpr ForwardEntry decode_instance() {
           Config::kStages,
           Config::kThreads,
           Config::kSharedBytes,
-          Config::kCombineBytes,
+          true,
           &decode_kernel<Config>};
 }
 

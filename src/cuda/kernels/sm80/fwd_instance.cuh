@@ -26,7 +26,7 @@ constexpr ForwardEntry fwd_instance() {
           1,
           Config::kThreads,
           Config::kSharedBytes,
-          0,
+          false,
           &fwd_kernel<Config>};
 }
 

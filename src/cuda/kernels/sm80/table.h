@@ -26,11 +26,8 @@ struct ForwardEntry {
   Size size;
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
-  // Decode kernels: shared memory in which a CTA combines partial results. Others: 0.
-  int32_t combine_bytes;
+  bool decodes;
   void (*kernel)(ForwardParams);
-
-  bool decodes() const { return combine_bytes > 0; }
 };
 
 // A kernel of the backward pass, or of the gradient of the dense bias.

@@ -108,9 +108,6 @@ inline int4 load_relaxed(const int32_t* from) {
   };
   return make_int4(word(0), word(1), word(2), word(3));
 }
-inline uint64_t load_relaxed(const uint64_t* from) {
-  return emulator::load_as_one(from, emulator::Order::kRelaxed);
-}
 template <class T>
 void store_relaxed(T* to, T x) {
   emulator::store_as_one(to, x, emulator::Order::kRelaxed);
@@ -125,14 +122,6 @@ inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
 inline int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
   return emulator::fetch_add(at, x, emulator::Order::kBoth);
 }
-inline uint64_t fetch_add_relaxed(uint64_t* at, uint64_t x) {
-  return emulator::fetch_add(at, x, emulator::Order::kRelaxed);
-}
-inline void compare_and_store_relaxed(uint64_t* at, uint64_t expected, uint64_t x) {
-  emulator::compare_and_store(at, expected, x, emulator::Order::kRelaxed);
-}
-// Nobody can tell, as there are no caches.
-inline void prefetch_l2(const void*, uint32_t) {}
 inline void fence_gpu() { emulator::fence_gpu(); }
 inline void red_add_relaxed(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelaxed);
