@@ -10,7 +10,6 @@ namespace flashattn {
 constexpr int32_t kInvariantKeys = 1024;  // keys of a split, with BATCH_INVARIANT
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
-constexpr int32_t kLeastSplitKeys = 4 * kSplitStep;  // sequences with fewer are not split
 // If sequences may be uneven: the least keys of a split, and the most waves of CTAs. CTAs of splits
 // that a sequence does not have end after some ns.
 constexpr int64_t kUnevenKeys = 2048;
@@ -55,6 +54,7 @@ inline int64_t one_wave_splits(const Problem& problem, const Shape& shape, const
 // (latent attention: 34 clocks of the tensor cores). A CTA starts and ends in 250; the merge takes
 // 150 and, for writing and reading partial results, a twentieth a row and split: estimates, not
 // measured.
+constexpr int64_t kMostWaves = 3;
 constexpr int64_t whole_wave_splits(int64_t ctas, int64_t keys, int64_t rows, int64_t resident,
                                     int64_t step) {
   const int64_t steps = ceil_div(keys, step), most = kMostWaves * resident / ctas;
@@ -96,7 +96,7 @@ inline int64_t partial_rows(const Problem& problem, const Shape& shape, const Sp
     const int32_t splits = max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv});
     return splits > 1 ? rows * splits : 0;
   }
-  if (shape.seqlen_kv < kLeastSplitKeys) return 0;
+  if (shape.seqlen_kv < 4 * kSplitStep) return 0;
   return std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep));
 }
 
