@@ -109,7 +109,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",
         ["sm90 causal"]),
     "Hopper: V past the last key is not cleared": Mutation(
-        "sm90/fwd_mainloop.cuh", r"if \(params_\.kv_has_tail && .*\) zero_v_tail\(n\);", "",
+        "sm90/fwd_mainloop.cuh", r"if \(!params_\.kv_has_tail \|\| .*\) (return;)", r"\1",
         ["sm90 lengths"]),
     "latent: V past the last key is not cleared": Mutation(
         "sm90/mla_mainloop.cuh", r"( {6}| {4})zero_v_tail\(n\);", "", ["latent"]),

@@ -172,7 +172,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       first_step<KvHalf::kBoth>(s_, n, state);
     }
     // A KV tile with a tail is the first of the work tile, and its stage is kv_state_.
-    if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
+    zero_v_tail(n);
   }
 
   template <KvHalf kHalf, int kCount>
@@ -282,7 +282,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       ptx::reg_fence(s_);
       this->consumer_release(storage_.k, kv_state_);
       if (Config::kSeparateO && n == first) release_q();
-      if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
+      zero_v_tail(n);
       float o_scale[2];
       score_mod().modify(s_, n * kTileKv, true);
       this->advance_bias();
@@ -381,6 +381,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Clears rows of V past the last key: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_v_tail(int32_t n) {
+    if (!params_.kv_has_tail || (n + 1) * kTileKv <= work_tile().len.kv) return;
     storage_.v.consumer_wait(kv_state_);
     const uint32_t v = v_.address() + kv_state_.stage() * Config::kVBytes;
     const int32_t first = work_tile().len.kv - n * kTileKv, rows = kTileKv - first;
