@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the suite arm needs: a cross compiler for AArch64, an emulator, and a Python to run in it.
+# Fetches a cross compiler for AArch64, an emulator, and a Python to run in it, for the suite arm.
 #
 # Packages of Debian 12 are unpacked into build/arm, from the mirror that the machine's own apt uses,
 # and Python's from PyPI; nothing is installed. Writes build/arm/cross.ini for Meson and the program

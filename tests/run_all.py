@@ -24,7 +24,7 @@ from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
 OTHER_LANGUAGES = ("test_julia", "test_rust")
-# What the suite arm runs of the numerics.
+# The suite arm runs these files of the numerics.
 ARM_NUMERICS = ("listed", "golden", "special", "eightbit", "quantize", "append")
 # The seed of the randomised configurations is the same in every run, so that a change is judged by
 # what it did.
@@ -173,7 +173,7 @@ def arm(run: Run) -> Count:
     run.skipped.append("tests that an emulator of processors cannot run: Meson's suite native")
     tests = [f"tests/numerics/test_{name}.py" for name in ARM_NUMERICS]
     for isa, processor in {"neon": "cortex-a72", "neon_bf16": "max"}.items():
-        # What the library takes by itself.
+        # The library must take the set by itself.
         env = {**run.library(folder), "QEMU_CPU": processor}
         python = str(BUILD / "arm" / "python")
         taken = isa_with(env, python)

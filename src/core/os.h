@@ -89,8 +89,8 @@ double cpu_quota(const char* root);
 // their 8 KB would not fit every signal stack. Returns whether they may be used.
 bool request_tile_registers() noexcept;
 
-// What Linux says of the processor: the words AT_HWCAP and AT_HWCAP2, whose bits each architecture
-// defines. 0: unknown.
+// Linux describes the processor by the words AT_HWCAP and AT_HWCAP2, whose bits each architecture
+// defines. They are 0 where that is unknown.
 struct ProcessorFlags {
   uint64_t first, second;
 };

@@ -29,8 +29,7 @@ class ForwardKernels final : public ForwardRow {
   // All parameters except the arguments and the workspace.
   ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
   const Kernel& choose(const Shape& shape) const;
-  // Whether the kernel, unless it stands for another one, is the best for a shape of more rows than
-  // a decode kernel of 16 has.
+  // Whether the kernel is a decode kernel of 32 or 64 rows, and the fastest one for the shape.
   bool decodes(const Kernel& choice, const Shape& shape) const;
   bool is_uneven(const Shape& shape) const;  // see may_be_uneven()
 

@@ -16,7 +16,7 @@ class BackwardKernels final : public BackwardRow {
   // See Registration::supports.
   static bool supports(const Problem& problem, const char** why_not);
 
-  // The same of kernels of kDenseBias.
+  // See Registration::supports: whether there are kernels of kDenseBias for the problem.
   static bool supports_dense_bias(const Problem& problem, const char** why_not);
 
   BackwardKernels(const Problem& problem, const Device& device);

@@ -142,7 +142,7 @@ class DecodeKernel : RowEpilogue {
         pages_address(tile), rows, tile * kTileKv, seqlen_.len.kv);
   }
 
-  // Which keys of a tile, and which rows, the warp has.
+  // The warp has the keys of key_group() in each tile, and rows from first_row() on.
   __device__ __forceinline__ int key_group() const { return warp_ % Config::kKeyGroups; }
   __device__ __forceinline__ int first_row() const {
     return Config::kRowGroups == 1 ? 0 : warp_ / Config::kKeyGroups * Config::kGroupRows;

@@ -229,7 +229,7 @@ class BwdPreprocess {
     }
     const uint32_t large_lse = __ballot_sync(~0u, is_large_lse(lse));
     if (large_lse == 0) return;
-    // What it needs is computed here, not ahead of the branch.
+    // no_hoist keeps the compiler from computing its operands ahead of the branch.
     LseRecompute<T>(common_, sequence, no_hoist(b), no_hoist(h)).run(done.row, large_lse, lse);
   }
 

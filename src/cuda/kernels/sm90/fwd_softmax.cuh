@@ -27,7 +27,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
-  // The same of redone tiles.
+  // Scores of redone tiles are in these units.
   static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
