@@ -15,7 +15,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   using T = typename Config::T;
   using Base::base, Base::score_mod, Base::release_q, Base::work_tile, Base::warpgroup_tile;
   using Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
-  using Base::kv_tiles_, Base::softmax_base_, Base::s_, Base::s_half_;
+  using Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_, Base::s_half_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
   // With ALiBi the first keys have the lowest bias. bf16 has the range of fp32.
@@ -249,14 +249,14 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->update_base(s, to_base_units(), {0.0f, 0.0f}, false, o_scale);
         this->exp2_online(s);
       } else {
-        if constexpr (kPath == ScorePath::kFirstKeys) raise_to_first_keys(o_scale);
         this->exp2_scaled(s, softmax_base_);
       }
     }
     score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
+    if constexpr (kPath == ScorePath::kFirstKeys) raise_to_first_keys();
     pack_p<kHalf>(s, signs);
-    if constexpr (kIsOnline || kPath == ScorePath::kFirstKeys) rescale_o(o_scale);
+    if constexpr (kIsOnline) rescale_o(o_scale);
   }
 
   // All KV tiles of a redone work tile. The base is that of every tile so far, and it is subtracted
@@ -301,11 +301,26 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
-  // is visited last: if one of its first 8 keys exceeds the base by more than the slack, the base
-  // rises. Otherwise P would overflow fp16, and the whole work tile would be redone.
-  __device__ __forceinline__ void raise_to_first_keys(float (&o_scale)[2]) {
-    const float first_keys[4] = {s_[0], s_[1], s_[2], s_[3]};
-    this->update_base(first_keys, to_base_units(), {0.0f, 0.0f}, false, o_scale);
+  // is visited last: if P of one of its first 8 keys exceeds the slack, the base rises. Otherwise P
+  // would overflow fp16, and the whole work tile would be redone. P is still fp32: the base rises
+  // by an integer, so that the factor is a power of two.
+  __device__ __forceinline__ void raise_to_first_keys() {
+    float top[2] = {fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])};
+    constexpr float kMaxP = 1 << static_cast<int>(kBaseSlack);
+    if (!__any_sync(~0u, fmaxf(top[0], top[1]) > kMaxP)) return;
+    float scale[2];
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 1));
+      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 2));
+      const int32_t rise = top[mi] > kMaxP ? (__float_as_int(top[mi]) >> 23) - 127 : 0;
+      scale[mi] = __int_as_float((127 - rise) << 23);
+      softmax_base_[mi] += static_cast<float>(rise);
+      row_sum_[mi] *= scale[mi];
+    }
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) s_[i] *= scale[i / 2 % 2];
+    this->scale_rows(o_, scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
@@ -375,8 +390,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void rescale_o(const float (&o_scale)[2]) {
     // The base rarely rises after the first tiles.
     if (__all_sync(~0u, o_scale[0] == 1.0f && o_scale[1] == 1.0f)) return;
-#pragma unroll
-    for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] *= o_scale[i / 2 % 2];
+    this->scale_rows(o_, o_scale);
   }
 
   // Clears rows of V past the last key: their P is 0, but they may be NaN.

@@ -123,7 +123,7 @@ class FwdScoreMod {
   // difference of their biases for a key before both, so that one ALiBi addend serves both. One
   // base is then too high: by 8 * slope where the keys that matter lie before the rows or next to
   // them, by twice that where they lie behind, and by the difference of the rows' scores. fp16 has
-  // too little range for that, bf16 seldom (see finalize()). Redone tiles do not pair rows.
+  // too little range for that, bf16 seldom (see check_rows()). Redone tiles do not pair rows.
   __device__ __forceinline__ bool paired_rows() const {
     if (std::is_same<T, __half>::value || !Config::kHasAlibi) return false;
     return paired_base_gap() >= 0.0f && paired_base_gap() <= 32.0f && !work_tile().redo_online;
