@@ -365,7 +365,7 @@ int32_t BackwardKernels::launch_preprocess(const BackwardParams& p,
   cudaError_t error;
   if (p.preprocess) {
     const BwdPreprocessKernel k = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
-    error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(multiprocessors_)), k.threads,
+    error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(p.preprocess_ctas)), k.threads,
                        k.shared_bytes, preprocess, stream);
   } else {
     error = launch_bwd_preprocess(p.common, multiprocessors_, stream);
@@ -394,7 +394,8 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   BwdPreprocessParams preprocess{};
   if (p.preprocess) {
     p.preprocess_stamp = new_stamp();
-    p.common.stamp = &p.preprocess->ready;
+    p.preprocess_ctas = multiprocessors_;
+    p.common.stamp = &p.preprocess->stamp;
     preprocess = preprocess_params(p);
   }
   if (const int32_t status = make_maps(entry, &p, &preprocess)) return status;

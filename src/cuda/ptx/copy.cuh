@@ -268,17 +268,6 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return found;
 }
 
-// Returns the value before. Acquires the writes that other threads released by this operation, and
-// releases this thread's to the next.
-__device__ __forceinline__ int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
-  int32_t found;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-               : "=r"(found)
-               : "l"(at), "r"(x)
-               : "memory");
-  return found;
-}
-
 // Loads 16 bytes that other multiprocessors may have written: from L2, bypassing L1.
 __device__ __forceinline__ float4 load_cg(const float4* from) {
   float4 x;

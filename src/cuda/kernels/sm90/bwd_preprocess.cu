@@ -65,21 +65,22 @@ class BwdPreprocess {
       start_box(box);
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) load_panel(box, p);
-      while (!box.tail) process_box(box);
+    } else {
+      box.tail = true;
+      if (lane_ == 0) wait_for_reset();
     }
-    __syncthreads();
-    ptx::griddep_launch_dependents();
-    if (warp_ == kWarps && lane_ == 0) signal_first_heads();
-    if (static_cast<int32_t>(blockIdx.x) >= params_.tail_ctas) return;
-    if (warp_ == kWarps) {
-      if (lane_ == 0) publish_progress();
-      return;
-    }
+    bool first_heads = true;
     int32_t heads_done = 0;
-    signal_heads_before(heads_done, box);
-    while (box.head < params_.heads) {
+    for (;;) {
+      if (first_heads && box.tail) {
+        if (!finish_first_heads()) return;
+        first_heads = false;
+      }
+      if (box.tail) {
+        signal_heads_before(heads_done, box);
+        if (box.head >= params_.heads) return;
+      }
       process_box(box);
-      signal_heads_before(heads_done, box);
     }
   }
 
@@ -119,18 +120,22 @@ class BwdPreprocess {
     clear_counters(common_, kThreads, 0);
     if (threadIdx.x != 0) return;
     params_.progress->ctas_done = 0;
-    ptx::store_release(&params_.progress->cleared, params_.stamp);
+    ptx::store_release(&params_.progress->stamp, params_.stamp);
   }
 
-  // Signals that this CTA has preprocessed its part of the first heads. The last CTA to arrive sets
-  // `ready`.
-  __device__ __forceinline__ void signal_first_heads() const {
-    PreprocessProgress& progress = *params_.progress;
-    while (ptx::load_acquire(&progress.cleared) != params_.stamp) __nanosleep(100);
-    const int32_t before = ptx::fetch_add_acq_rel(&progress.ctas_done, 1);
-    if (before != static_cast<int32_t>(gridDim.x) - 1) return;
-    ptx::store_relaxed(&progress.cleared, uint64_t{0});
-    ptx::store_release(&progress.ready, params_.stamp);
+  __device__ __forceinline__ void wait_for_reset() const {
+    while (ptx::load_acquire(&params_.progress->stamp) != params_.stamp) __nanosleep(100);
+  }
+
+  // The CTA is done with its part of the first heads. Returns whether this warp has boxes left.
+  __device__ __forceinline__ bool finish_first_heads() const {
+    __syncthreads();
+    ptx::griddep_launch_dependents();
+    const bool publishes = warp_ == kWarps && lane_ == 0;
+    if (publishes) ptx::red_add_release(&params_.progress->ctas_done, 1);
+    if (static_cast<int32_t>(blockIdx.x) >= params_.tail_ctas) return false;
+    if (publishes) publish_progress();
+    return warp_ < kWarps;
   }
 
   // Each CTA resets its own word; CTA 0 also those of no CTA.

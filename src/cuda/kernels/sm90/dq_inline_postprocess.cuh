@@ -44,7 +44,9 @@ template <class Config>
 __device__ __forceinline__ void wait_first_heads(const BackwardParams& params,
                                                  BwdSharedStorage<Config>& storage) {
   if (!Config::kOverlapPreprocess || !params.preprocess) return read_large_lse(params, storage);
-  while (ptx::load_acquire(&params.preprocess->ready) != params.preprocess_stamp) __nanosleep(50);
+  const PreprocessProgress& progress = *params.preprocess;
+  while (ptx::load_acquire(&progress.stamp) != params.preprocess_stamp) __nanosleep(50);
+  while (ptx::load_acquire(&progress.ctas_done) != params.preprocess_ctas) __nanosleep(50);
 }
 
 template <class Config>

@@ -47,13 +47,12 @@ struct TileCounter {
 };
 
 // Progress of the preprocess kernel that overlaps the backward kernel. Its first CTA clears
-// `ctas_done` and then stores the launch's stamp to `cleared`, which the other CTAs wait for. The
-// CTA that arrives last sets `cleared` back to 0 and stores the stamp to `ready`. The backward
-// kernel waits for `ready`: the first heads, and all that earlier kernels wrote, are visible then,
-// however early it started. The postprocess kernel sets `ready` back to 0.
+// `ctas_done` and then stores the launch's stamp, which the other CTAs wait for. The backward
+// kernel waits for the stamp, then for all CTAs: the first heads, and all that earlier kernels
+// wrote, are visible then, however early it started. The postprocess kernel clears the stamp.
 struct PreprocessProgress {
-  uint64_t cleared, ready;  // 0 or the launch's stamp
-  int32_t ctas_done;        // CTAs that have preprocessed their part of the first heads
+  uint64_t stamp;     // 0 or the launch's
+  int32_t ctas_done;  // CTAs that have preprocessed their part of the first heads
   // Per tail CTA: the head, b * heads_q + h, below which it has no head left to preprocess.
   alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
@@ -94,6 +93,7 @@ struct BackwardParams {
   float* partials;                  // dK and dV of each partial, in accumulator order
   PreprocessProgress* preprocess;   // NULL: the preprocess kernel has ended before this one starts
   uint64_t preprocess_stamp;        // of this launch, in *preprocess
+  int32_t preprocess_ctas;          // the preprocess kernel's grid
   int32_t static_work_items;        // work items taken by CTA index, the others by work_counter
   int32_t first_key, key_step;      // KV tile n of a head begins with key first_key + n * key_step
   int32_t max_q_tiles;              // Q tiles of the longest sequence

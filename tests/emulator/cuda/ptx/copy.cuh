@@ -119,9 +119,6 @@ void store_release(T* to, T x) {
 inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return emulator::fetch_or(at, bits, emulator::Order::kAcquire);
 }
-inline int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
-  return emulator::fetch_add(at, x, emulator::Order::kBoth);
-}
 inline void fence_gpu() { emulator::fence_gpu(); }
 inline void red_add_relaxed(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelaxed);
