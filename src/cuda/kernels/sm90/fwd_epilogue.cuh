@@ -16,13 +16,14 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  __device__ __forceinline__ void store(const OAccum& o) const {
+  // redo: in a redone tile.
+  __device__ __forceinline__ void store(const OAccum& o, bool redo) const {
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       store_fp32(o);
     } else {
 #pragma unroll
       for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
-        store_to_smem(o, subtile);
+        store_to_smem(o, subtile, redo);
         if (params_.o_by_tma) {
           store_tma(subtile);
         } else {
@@ -79,11 +80,12 @@ class FwdEpilogue {
            (consumer_.warpgroup_ * 64 + row) * 128 + ((chunk % 8 ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile) const {
+  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile,
+                                                bool redo) const {
     // TMA may still read the buffer for the subtile before. A redo also waits until the tile's
     // first result is written, which its own must overwrite.
     if (consumer_.leader_) {
-      if (work_tile().redo_online) {
+      if (redo) {
         ptx::bulk_wait();
         ptx::fence_async_proxy_global();
       } else {

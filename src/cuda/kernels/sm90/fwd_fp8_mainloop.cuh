@@ -74,7 +74,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       kv_state_.advance();
     }
     for (; n >= work_tile().kv_begin; --n) this->skip_tile(kv_state_, true);
-    this->finish_tile(o_, largest_descale_v());
+    this->finish_tile(o_, largest_descale_v(), work_tile().redo_online);
     q_state_.advance();
   }
 

@@ -100,6 +100,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
+    const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
@@ -111,10 +112,10 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->skip_tile(kv_state_, false);
         --n;
       }
-    } else if (Config::kRedoFirst && work_tile().redo_online) {
+    } else if (Config::kRedoFirst && redo) {
       redo_tile();
       n = begin - 1;
-    } else if (Config::kRedoFirst || !work_tile().redo_online) {
+    } else if (Config::kRedoFirst || !redo) {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
@@ -154,12 +155,12 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    if (!Config::kRedoFirst && work_tile().redo_online && first < end) {
+    if (!Config::kRedoFirst && redo && first < end) {
       redo_tile();
       n = begin - 1;
     }
     for (; n >= begin; --n) this->skip_tile(kv_state_, true);
-    this->finish_tile(o_, 1.0f);
+    this->finish_tile(o_, 1.0f, redo);
     q_state_.advance();
   }
 

@@ -229,11 +229,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // The factor of O per row, from the row sums, reduced over the quad, and from the sink, which it
   // adds to them. Returns whether the sink is finite but overflows these units.
-  __device__ __forceinline__ bool o_factors(float (&factor)[2]) {
+  __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
     if (params_.problem.features & FLASHATTN_FEATURE_SINK)
-      sink_overflows = add_sink(work_tile().redo_online, o_scale);
+      sink_overflows = add_sink(redo, o_scale);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const float sum = row_sum_[mi];
@@ -253,7 +253,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // redo.
   __device__ __forceinline__ void check_rows(const float (&l)[2], const float (&base)[2],
                                              const float (&nonfinite)[2], bool sink_overflows,
-                                             OAccum& o) {
+                                             bool redo, OAccum& o) {
     const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
     // A NaN in a sum or base is in O, too.
     const bool usual = !Config::kHasAlibi && fminf(l[0], l[1]) >= kMinRowSum &&
@@ -279,7 +279,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       if (keys == 1 && l[mi] > 0.0f) correction[mi] = l[mi] * ptx::reciprocal(round_to_type(l[mi]));
     }
     if (correction[0] != 1.0f || correction[1] != 1.0f) scale_rows(o, correction);
-    if (__any_sync(~0u, base_overflowed) && !work_tile().redo_online && lane() == 0) {
+    if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
       storage_.redo_queue[work_tile().redo_slot] = work_tile().linear_idx + 1;
       storage_.base_overflowed = 1;
     }
@@ -300,7 +300,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. O is
   // scaled before the check, without a branch, since nothing else hides the latencies.
-  __device__ __forceinline__ void finish_tile(OAccum& o, float unit) {
+  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
     float terms[2][4] = {};  // stay 0 while O is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
@@ -320,11 +320,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       nonfinite[mi] = (terms[mi][0] + terms[mi][1]) + (terms[mi][2] + terms[mi][3]);
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
-    const bool sink_overflows = o_factors(factor);
+    const bool sink_overflows = o_factors(redo, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
-    check_rows(l, base, nonfinite, sink_overflows, o);
-    FwdEpilogue<Config>(*this).store(o);
-    store_lse(work_tile().redo_online);
+    check_rows(l, base, nonfinite, sink_overflows, redo, o);
+    FwdEpilogue<Config>(*this).store(o, redo);
+    store_lse(redo);
   }
 
   // A larger base makes a redo. A dense bias may leave a row one key, whose weight must be 1: in
