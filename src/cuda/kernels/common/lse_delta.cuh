@@ -11,13 +11,21 @@ __device__ __forceinline__ bool is_large_lse(float lse) {
   return fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY;
 }
 
-// The score relative to its row's base, see BackwardParams::softmax_base; the score itself if the
-// row has none (NaN). Clamped so that its product with `unit` is at most 0.
-__device__ __forceinline__ float subtract_base(float score, float base, float unit) {
-  const float x = __fsub_rn(score, base);
-  if (base != base) return score;
-  return x * unit > 0.0f ? 0.0f : x;
-}
+// A row's base, see BackwardParams::softmax_base. The unit of the scores is not negative.
+class RowBase {
+ public:
+  // stored: NaN if the row has none; its scores stay as they are.
+  __device__ __forceinline__ explicit RowBase(float stored)
+      : base_(stored == stored ? stored : 0.0f), limit_(stored == stored ? 0.0f : INFINITY) {}
+
+  // The score relative to the base, which is the largest; rounding may say otherwise.
+  __device__ __forceinline__ float subtract_from(float score) const {
+    return fminf(__fsub_rn(score, base_), limit_);
+  }
+
+ private:
+  float base_, limit_;
+};
 
 // Stores lse2, base and delta of a row, and with the first row of a tile the state of its dq: the
 // number of KV tiles still to be added. Rows past the last, up to the end of the tile, are stored,

@@ -191,13 +191,13 @@ class BwdScoreMod {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int32_t i = queries.begin + slice + no_hoist(threadIdx.x) % 4 * 2 + n * 8 + e;
-        const float base = params_.softmax_base[params_.row(no_hoist(work_tile_.b), step.head,
+        const RowBase base(params_.softmax_base[params_.row(no_hoist(work_tile_.b), step.head,
                                                             work_tile_.sequence.offset_q) +
-                                                min(i, queries.end - 1)];
+                                                min(i, queries.end - 1)]);
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];
-          score = subtract_base(score, base, 1.0f);
+          score = base.subtract_from(score);
         }
       }
     }

@@ -128,13 +128,13 @@ class DbiasKernel {
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
-      const float lse2 = params_.lse2[row], delta = params_.delta[row],
-                  base = params_.softmax_base[row];
+      const float lse2 = params_.lse2[row], delta = params_.delta[row];
+      const RowBase base(params_.softmax_base[row]);
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
-          const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), kWideUnit, -lse2));
+          const float p = ptx::exp2(fmaf(base.subtract_from(s[0][n][x]), kWideUnit, -lse2));
           if (p != 0.0f) acc_[n][x] += p * (dp[0][n][x] - delta);
         }
       }

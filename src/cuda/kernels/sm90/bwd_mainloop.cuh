@@ -16,11 +16,6 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using typename Base::SAccum, typename Base::PFragment;
   using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
   static constexpr int kDim = Config::kDim;
-  // A tile whose rows may have a base has a step of its own in the plain kernel of D = 64: 0.7 %
-  // faster under masks. D = 128 would lose 0.3 %.
-  static constexpr bool kLargeLseApart = kDim == 64 && !Config::kHasScoreMod &&
-                                         !Config::kIsDropout && !Config::kHasBlockMask &&
-                                         !Config::kHasDenseBias;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
@@ -55,8 +50,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           step<false>(s, q_coord, kind, prefetched);
         } else {
           this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-          if (!kLargeLseApart || !(kind & Base::kLargeLse)) {
-            step<true, !kLargeLseApart>(s, q_coord, kind, prefetched);
+          if (!Config::kLargeLseApart || !(kind & Base::kLargeLse)) {
+            step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched);
           } else {
             step<true, true>(s, q_coord, kind, prefetched);
           }

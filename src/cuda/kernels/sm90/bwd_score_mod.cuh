@@ -69,11 +69,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
-        const volatile float* const bases = this->bases_at(q_coord, count, mma_n);
-#pragma unroll
-        for (int i = 0; i < kMmaN / 2; ++i) {
-          s[i] = subtract_base(s[i], bases[i / 4 * 8 + i % 2], factor);
-        }
+        subtract_bases(s, this->bases_at(q_coord, count, mma_n));
       }
       // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout)
@@ -229,11 +225,24 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
     bias_.of_tile(count).add(StLayout<>(), s, log2e);
     if (!large_lse) return;
-    const volatile float* const bases = this->bases_at(q_coord, count, 0);
+    subtract_bases(s, this->bases_at(q_coord, count, 0));
 #pragma unroll
-    for (int i = 0; i < kMmaN / 2; ++i) {
-      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
-      s[i] = fmaf(subtract_base(s[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit, -own);
+    for (int i = 0; i < kMmaN / 2; ++i)
+      s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
+  }
+
+  // bases: of the lane's queries.
+  template <int kCount>
+  static __device__ __forceinline__ void subtract_bases(float (&s)[kCount],
+                                                        const volatile float* bases) {
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const RowBase base(bases[8 * n + e]);
+        s[4 * n + e] = base.subtract_from(s[4 * n + e]);
+        s[4 * n + 2 + e] = base.subtract_from(s[4 * n + 2 + e]);
+      }
     }
   }
 
@@ -295,12 +304,11 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       }
       Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
       if (large_lse) {
-        const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
+        subtract_bases(x, this->bases_at(q_coord, count, 0) + n * 8);
 #pragma unroll
         for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
           const float2 own = ptx::load_shared_pair(lse + (n + i / 4) * 32);
-          x[i] = fmaf(subtract_base(x[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit,
-                      -(i % 2 == 0 ? own.x : own.y));
+          x[i] = fmaf(x[i], kWideUnit, -(i % 2 == 0 ? own.x : own.y));
         }
       }
 #pragma unroll
