@@ -359,14 +359,15 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
   return FLASHATTN_OK;
 }
 
-int32_t BackwardKernels::launch_preprocess(const BackwardParams& p,
+int32_t BackwardKernels::launch_preprocess(const BackwardEntry& entry, const BackwardParams& p,
                                            const BwdPreprocessParams& preprocess,
                                            cudaStream_t stream) const {
   cudaError_t error;
   if (p.preprocess) {
     const BwdPreprocessKernel k = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
+    // In clusters, so that the multiprocessors that tail CTAs leave free are pairs, too.
     error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(p.preprocess_ctas)), k.threads,
-                       k.shared_bytes, preprocess, stream);
+                       k.shared_bytes, preprocess, stream, entry.cluster_size);
   } else {
     error = launch_bwd_preprocess(p.common, multiprocessors_, stream);
   }
@@ -394,7 +395,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   BwdPreprocessParams preprocess{};
   if (p.preprocess) {
     p.preprocess_stamp = new_stamp();
-    p.preprocess_ctas = multiprocessors_;
+    p.preprocess_ctas = multiprocessors_ / entry.cluster_size * entry.cluster_size;
     p.common.stamp = &p.preprocess->stamp;
     preprocess = preprocess_params(p);
   }
@@ -406,7 +407,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
       return status;
     }
   }
-  if (const int32_t status = launch_preprocess(p, preprocess, stream)) return status;
+  if (const int32_t status = launch_preprocess(entry, p, preprocess, stream)) return status;
   // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
       std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.cluster_size);

@@ -54,8 +54,8 @@ class BackwardKernels final : public BackwardRow {
   BwdPreprocessParams preprocess_params(const BackwardParams& p) const;
   int32_t make_maps(const BackwardEntry& entry, BackwardParams* p,
                     BwdPreprocessParams* preprocess) const;
-  int32_t launch_preprocess(const BackwardParams& p, const BwdPreprocessParams& preprocess,
-                            cudaStream_t stream) const;
+  int32_t launch_preprocess(const BackwardEntry& entry, const BackwardParams& p,
+                            const BwdPreprocessParams& preprocess, cudaStream_t stream) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;

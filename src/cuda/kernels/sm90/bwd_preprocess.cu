@@ -33,7 +33,7 @@ struct SharedStorage {
 template <class T, int kPanels>
 class BwdPreprocess {
   static constexpr int kBoxBytes = 2 * kPanels * kPanelBytes;
-  static constexpr int kWarps = kPanels == 1 ? 23 : 14;
+  static constexpr int kWarps = kPanels == 1 ? 23 : 28 / kPanels;
 
  public:
   static constexpr int kThreads = 32 * (kWarps + 1);
@@ -296,13 +296,17 @@ constexpr BwdPreprocessKernel instance() {
   return {Kernel::kThreads, Kernel::kSharedBytes, &bwd_preprocess_rows<T, kPanels>};
 }
 
+template <class T>
+BwdPreprocessKernel instance(int32_t dim_v) {
+  if (dim_v <= 64) return instance<T, 1>();
+  if (dim_v <= 128) return instance<T, 2>();
+  return dim_v <= 192 ? instance<T, 3>() : instance<T, 4>();
+}
+
 }  // namespace
 
 BwdPreprocessKernel bwd_preprocess_kernel(int32_t dtype, int32_t dim_v) {
-  if (dtype == FLASHATTN_DTYPE_F16) {
-    return dim_v > 64 ? instance<__half, 2>() : instance<__half, 1>();
-  }
-  return dim_v > 64 ? instance<__nv_bfloat16, 2>() : instance<__nv_bfloat16, 1>();
+  return dtype == FLASHATTN_DTYPE_F16 ? instance<__half>(dim_v) : instance<__nv_bfloat16>(dim_v);
 }
 
 }  // namespace flashattn::cuda::sm90

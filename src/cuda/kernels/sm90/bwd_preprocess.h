@@ -27,7 +27,7 @@ struct BwdPreprocessKernel {
   void (*kernel)(BwdPreprocessParams);
 };
 
-// dtype: f16 or bf16. dim_v: at most 128.
+// dtype: f16 or bf16. dim_v: at most 256.
 BwdPreprocessKernel bwd_preprocess_kernel(int32_t dtype, int32_t dim_v);
 
 }  // namespace flashattn::cuda::sm90

@@ -288,13 +288,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // The first two lanes of a quad store one row each.
   __device__ __forceinline__ void store_lse(bool redo) const {
     const int32_t mi = lane() % 4;
-    const int32_t i = work_tile().query + row() + mi * 8;
-    if (mi > 1 || params_.args.lse == nullptr || i >= work_tile().query_end) return;
-    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-    const int64_t sequence_row =
-        work_tile().b * layout.batch_stride + work_tile().h * layout.head_stride;
+    const int32_t i = row() + mi * 8;
+    if (mi > 1 || params_.args.lse == nullptr) return;
+    if (work_tile().query + i >= work_tile().query_end) return;
     const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-    params_.args.lse[sequence_row + work_tile().offset_q + i] =
+    params_.args.lse[work_tile().lse_row + i] =
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
   }
 

@@ -41,6 +41,7 @@ struct WorkTile {
   Lengths len;
   int32_t kv_begin, kv_end;  // KV tiles that any warpgroup needs
   int64_t offset_q, offset_kv;
+  int64_t lse_row;  // the index of row `query` in lse
   float alibi_slope;  // in the units of the scores; 0: no ALiBi
   WarpgroupTile warpgroups[kConsumers];
 };
@@ -92,6 +93,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
               unit;
     }
     if (lane == 0) {
+      const RowLayout layout = row_layout(problem, params.args.shape);
       work_tile.alibi_slope = slope;
       work_tile.kind = WorkKind::kTile;
       work_tile.linear_idx = linear_idx;
@@ -103,6 +105,8 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
       work_tile.len = len;
       work_tile.offset_q = sequence.offset_q;
       work_tile.offset_kv = sequence.offset_kv;
+      work_tile.lse_row = b * layout.batch_stride + work_tile.h * layout.head_stride +
+                          sequence.offset_q + query;
     }
   }
   WarpgroupTile warpgroup{};
