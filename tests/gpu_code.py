@@ -1,4 +1,5 @@
-"""The machine code of GPU kernels, as NVIDIA's cuobjdump shows it: for same_code.py --sass."""
+"""The machine code of GPU kernels, as NVIDIA's cuobjdump shows it: for same_code.py --sass, and for
+what ptxas makes of the order in which a mainloop is written."""
 from __future__ import annotations
 
 import array
@@ -94,6 +95,31 @@ def kernels(path: pathlib.Path, tool: str) -> List[Kernel]:
             arch, name = m[1], ""
     finish()
     return found
+
+
+def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
+    """By kernel of the Hopper forward pass: how many exponentials its mainloop, the shortest loop
+    that has both, issues before it waits for the WGMMAs of P V."""
+    found: Dict[str, Tuple[int, int]] = {}
+    name = ""
+    code: List[Tuple[int, str]] = []
+    for line in shown(tool, "-sass", path):
+        if m := re.match(r"\s*Function : (\S+)", line):
+            name, code = m[1], []
+        m = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*);", line)
+        if not m:
+            continue
+        code.append((int(m[1], 16), m[2]))
+        target = re.match(r"BRA .*?(0x[0-9a-f]+)", m[2])
+        if not target or int(target[1], 16) >= code[-1][0]:
+            continue
+        loop = [text for address, text in code if address >= int(target[1], 16)]
+        if any("HGMMA" in text for text in loop) and any("MUFU.EX2" in text for text in loop):
+            wait = next((n for n, text in enumerate(loop)
+                         if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
+            count = sum("MUFU.EX2" in text for text in loop[:wait])
+            found[name] = min(found.get(name, (len(loop), count)), (len(loop), count))
+    return {name: count for name, (_, count) in found.items()}
 
 
 def without_padding(code: bytes) -> bytes:

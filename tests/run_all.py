@@ -247,7 +247,8 @@ def cuda(run: Run) -> Count:
     folder = cuda_build(run)
     smoke = run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
     return run.meson_test(folder) + smoke + run.pytest(
-        "tests/test_compile.py", "tests/test_same_code.py", env=with_nvcc())
+        "tests/test_compile.py", "tests/test_same_code.py", "tests/test_gpu_code.py",
+        env=with_nvcc())
 
 
 def emulator(run: Run, backend: str, capability: str = "90", *some: str,

@@ -103,8 +103,8 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   // lose 3 %.
   static constexpr bool kSkipMaskedTiles =
       kDim == 128 && !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory);
-  // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128 would
-  // lose 0.3 %.
+  // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128
+  // would lose 0.3 %.
   static constexpr bool kLargeLseApart = ScoreMod::kIsPlain && kDim == 64;
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;

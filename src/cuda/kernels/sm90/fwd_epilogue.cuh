@@ -80,8 +80,7 @@ class FwdEpilogue {
            (consumer_.warpgroup_ * 64 + row) * 128 + ((chunk % 8 ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile,
-                                                bool redo) const {
+  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile, bool redo) const {
     // TMA may still read the buffer for the subtile before. A redo also waits until the tile's
     // first result is written, which its own must overwrite.
     if (consumer_.leader_) {

@@ -232,8 +232,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
-    if (params_.problem.features & FLASHATTN_FEATURE_SINK)
-      sink_overflows = add_sink(redo, o_scale);
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) sink_overflows = add_sink(redo, o_scale);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const float sum = row_sum_[mi];

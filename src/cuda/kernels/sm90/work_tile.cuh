@@ -41,7 +41,7 @@ struct WorkTile {
   Lengths len;
   int32_t kv_begin, kv_end;  // KV tiles that any warpgroup needs
   int64_t offset_q, offset_kv;
-  int64_t lse_row;  // the index of row `query` in lse
+  int64_t lse_row;    // the index of row `query` in lse
   float alibi_slope;  // in the units of the scores; 0: no ALiBi
   WarpgroupTile warpgroups[kConsumers];
 };
@@ -105,8 +105,8 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
       work_tile.len = len;
       work_tile.offset_q = sequence.offset_q;
       work_tile.offset_kv = sequence.offset_kv;
-      work_tile.lse_row = b * layout.batch_stride + work_tile.h * layout.head_stride +
-                          sequence.offset_q + query;
+      work_tile.lse_row =
+          b * layout.batch_stride + work_tile.h * layout.head_stride + sequence.offset_q + query;
     }
   }
   WarpgroupTile warpgroup{};
