@@ -98,6 +98,22 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
+// seen, whose halves are 0 or NaN, or NaN where a half of `pair` is not finite.
+template <class T>
+__device__ __forceinline__ uint32_t add_nonfinite(uint32_t seen, uint32_t pair);
+
+template <>
+__device__ __forceinline__ uint32_t add_nonfinite<__nv_bfloat16>(uint32_t seen, uint32_t pair) {
+  asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(seen) : "r"(pair), "r"(0));
+  return seen;
+}
+
+template <>
+__device__ __forceinline__ uint32_t add_nonfinite<__half>(uint32_t seen, uint32_t pair) {
+  asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(seen) : "r"(pair), "r"(0));
+  return seen;
+}
+
 __device__ __forceinline__ uint32_t mul_f16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));

@@ -16,20 +16,24 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  // redo: in a redone tile.
-  __device__ __forceinline__ void store(const OAccum& o, bool redo) const {
+  // nonfinite: not 0 for a row whose stored O is not finite. redo: in a redone tile.
+  __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
-      store_fp32(o);
+      store_fp32(o, nonfinite);
     } else {
+      uint32_t seen[2][2] = {};  // two chains a row: latency
 #pragma unroll
       for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
-        store_to_smem(o, subtile, redo);
+        store_to_smem(o, subtile, redo, seen);
         if (params_.o_by_tma) {
           store_tma(subtile);
         } else {
           store_rows(subtile);
         }
       }
+      constexpr uint32_t kNoSign = 0x7fff7fff;
+#pragma unroll
+      for (int mi = 0; mi < 2; ++mi) nonfinite[mi] = (seen[mi][0] | seen[mi][1]) & kNoSign;
     }
     // O has used the buffer of the next Q.
     if (!Config::kSeparateO) {
@@ -61,16 +65,20 @@ class FwdEpilogue {
     return tensor_row(params_.args.o, size, work_tile().b, work_tile().h, work_tile().offset_q + i);
   }
 
-  __device__ __forceinline__ void store_fp32(const OAccum& o) const {
+  __device__ __forceinline__ void store_fp32(const OAccum& o, bool (&nonfinite)[2]) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
+      float seen = 0.0f;  // or NaN
       const int32_t i = work_tile().query + row() + mi * 8;
       const int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;
 #pragma unroll
       for (int x = 0; x < Config::kDimV / 8; ++x) {
-        ptx::store_if(x * 8 < columns, out + x * 8, o[4 * x + mi * 2], o[4 * x + mi * 2 + 1]);
+        const float low = o[4 * x + mi * 2], high = o[4 * x + mi * 2 + 1];
+        seen = fmaf(high, 0.0f, fmaf(low, 0.0f, seen));
+        ptx::store_if(x * 8 < columns, out + x * 8, low, high);
       }
+      nonfinite[mi] = seen != 0.0f;
     }
   }
 
@@ -80,7 +88,8 @@ class FwdEpilogue {
            (consumer_.warpgroup_ * 64 + row) * 128 + ((chunk % 8 ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile, bool redo) const {
+  __device__ __forceinline__ void store_to_smem(const OAccum& o, int subtile, bool redo,
+                                                uint32_t (&seen)[2][2]) const {
     // TMA may still read the buffer for the subtile before. A redo also waits until the tile's
     // first result is written, which its own must overwrite.
     if (consumer_.leader_) {
@@ -96,9 +105,14 @@ class FwdEpilogue {
 #pragma unroll
     for (int j = 0; j < kSubtileColumns / 16; ++j) {
       const float* x = &o[subtile * (kSubtileColumns / 2) + 8 * j];
-      ptx::stmatrix_x4(staging_address(r, 2 * j + lane() / 16), ptx::pack<T>(x[0], x[1]),
-                       ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
-                       ptx::pack<T>(x[6], x[7]));
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i] = ptx::pack<T>(x[2 * i], x[2 * i + 1]);
+        seen[i % 2][i / 2] = ptx::add_nonfinite<T>(seen[i % 2][i / 2], words[i]);
+      }
+      ptx::stmatrix_x4(staging_address(r, 2 * j + lane() / 16), words[0], words[1], words[2],
+                       words[3]);
     }
   }
 

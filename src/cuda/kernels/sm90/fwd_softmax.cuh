@@ -230,6 +230,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // The factor of O per row, from the row sums, reduced over the quad, and from the sink, which it
   // adds to them. Returns whether the sink is finite but overflows these units.
   __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
+    const float l[2] = {row_sum_[0], row_sum_[1]};
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
     if (params_.problem.features & FLASHATTN_FEATURE_SINK) sink_overflows = add_sink(redo, o_scale);
@@ -238,50 +239,50 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       const float sum = row_sum_[mi];
       factor[mi] =
           sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * score_mod().dropout_scale();
+      // A predicted base leaves a single key any P. P V contains it as rounded to T; divide by the
+      // same.
+      if (Config::kHasAlibi && this->visible_keys_of(mi) == 1 && l[mi] > 0.0f)
+        factor[mi] *= l[mi] * ptx::reciprocal(round_to_type(l[mi]));
     }
     return sink_overflows;
+  }
+
+  // Queues the tile for a redo if a sum l (without the sink) or a base is out of range, if O is not
+  // finite, or if a row of a single key may differ from V of that key.
+  __device__ __forceinline__ void check_rows(const float (&l)[2], const float (&base)[2],
+                                             const bool (&nonfinite)[2], bool sink_overflows,
+                                             bool redo) {
+    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    // A NaN in a sum or base is in O, too.
+    const bool usual = !Config::kHasAlibi && fminf(l[0], l[1]) >= kMinRowSum &&
+                       fmaxf(l[0], l[1]) <= kMaxRowSum && !nonfinite[0] && !nonfinite[1] &&
+                       fmaxf(fabsf(base[0]), fabsf(base[1])) <= kLargeScore / kScoreUnit;
+    if (__all_sync(~0u, usual) && !sink_overflows && !fp32) return;
+    bool base_overflowed = sink_overflows;
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t keys = this->visible_keys_of(mi);
+      bool bad = !(l[mi] <= kMaxRowSum) || nonfinite[mi];
+      // In a redo P of a single key is exactly 1. Else the residue of a large score is in P.
+      const float largest = keys == 1 ? fminf(kLargeScore, kLargestBase) : kLargestBase;
+      bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= largest / kScoreUnit);
+      if (!ScoreMod::kHoldsAllScores) {
+        // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
+        // units.
+        bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
+        bad |= fp32 && keys == 1;  // O is V of that key to the last digit
+      }
+      base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
+    }
+    if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
+      storage_.redo_queue[work_tile().redo_slot] = work_tile().linear_idx + 1;
+      storage_.base_overflowed = 1;
+    }
   }
 
   static __device__ __forceinline__ void scale_rows(OAccum& o, const float (&factor)[2]) {
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o[x] *= factor[x / 2 % 2];
-  }
-
-  // Looks at what few tiles have: sums l (without the sink) or bases out of range, an O that is not
-  // finite (`nonfinite` is then not 0), rows of a single key. Corrects O, or queues the tile for a
-  // redo.
-  __device__ __forceinline__ void check_rows(const float (&l)[2], const float (&base)[2],
-                                             const float (&nonfinite)[2], bool sink_overflows,
-                                             bool redo, OAccum& o) {
-    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    // A NaN in a sum or base is in O, too.
-    const bool usual = !Config::kHasAlibi && fminf(l[0], l[1]) >= kMinRowSum &&
-                       fmaxf(l[0], l[1]) <= kMaxRowSum && nonfinite[0] + nonfinite[1] == 0.0f &&
-                       fmaxf(fabsf(base[0]), fabsf(base[1])) <= kLargeScore / kScoreUnit;
-    if (__all_sync(~0u, usual) && !sink_overflows && !fp32) return;
-    bool base_overflowed = sink_overflows;
-    float correction[2] = {1.0f, 1.0f};
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      const int32_t keys = this->visible_keys_of(mi);
-      bool bad = !(l[mi] <= kMaxRowSum && nonfinite[mi] == 0.0f);
-      bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kLargestBase / kScoreUnit);
-      if (!ScoreMod::kHoldsAllScores) {
-        // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
-        // units.
-        bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
-        // In a redo P of a single key is exactly 1: O is V of that key to the last digit.
-        bad |= fp32 && keys == 1;
-      }
-      base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
-      // With a single key, P V contains P as rounded to T; divide by the same.
-      if (keys == 1 && l[mi] > 0.0f) correction[mi] = l[mi] * ptx::reciprocal(round_to_type(l[mi]));
-    }
-    if (correction[0] != 1.0f || correction[1] != 1.0f) scale_rows(o, correction);
-    if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
-      storage_.redo_queue[work_tile().redo_slot] = work_tile().linear_idx + 1;
-      storage_.base_overflowed = 1;
-    }
   }
 
   // The first two lanes of a quad store one row each.
@@ -295,10 +296,9 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
   }
 
-  // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. O is
-  // scaled before the check, without a branch, since nothing else hides the latencies.
+  // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. Nothing
+  // hides these latencies: the check comes last, as its branch would delay the store.
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    float terms[2][4] = {};  // stay 0 while O is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
@@ -306,22 +306,15 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
       }
     }
-#pragma unroll
-    for (int x = 0; x < Config::kDimV / 2; ++x) {
-      float& f = terms[x / 2 % 2][x / 4 % 4];
-      f = fmaf(o[x], 0.0f, f);
-    }
-    float nonfinite[2], factor[2];
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi)
-      nonfinite[mi] = (terms[mi][0] + terms[mi][1]) + (terms[mi][2] + terms[mi][3]);
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
+    float factor[2];
     const bool sink_overflows = o_factors(redo, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
-    check_rows(l, base, nonfinite, sink_overflows, redo, o);
-    FwdEpilogue<Config>(*this).store(o, redo);
+    bool nonfinite[2];
+    FwdEpilogue<Config>(*this).store(o, redo, nonfinite);
     store_lse(redo);
+    check_rows(l, base, nonfinite, sink_overflows, redo);
   }
 
   // A larger base makes a redo. A dense bias may leave a row one key, whose weight must be 1: in

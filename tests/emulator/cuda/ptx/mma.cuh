@@ -61,6 +61,12 @@ float2 unpack(uint32_t pair) {
           emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
+template <class T>
+uint32_t add_nonfinite(uint32_t seen, uint32_t pair) {
+  const float2 before = unpack<T>(seen), x = unpack<T>(pair);
+  return pack<T>(x.x * 0.0f + before.x, x.y * 0.0f + before.y);
+}
+
 inline uint32_t mul_f16x2(uint32_t x, uint32_t y) {
   const float2 a = unpack<__half>(x), b = unpack<__half>(y);
   return pack<__half>(a.x * b.x, a.y * b.y);
