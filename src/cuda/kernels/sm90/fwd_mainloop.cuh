@@ -253,9 +253,11 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->exp2_scaled(s, softmax_base_);
       }
     }
+    // Asked before P V is waited for, which hides the latency.
+    const bool raises = kPath == ScorePath::kFirstKeys && first_keys_exceed();
     score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
-    if constexpr (kPath == ScorePath::kFirstKeys) raise_to_first_keys();
+    if (raises) raise_to_first_keys();
     pack_p<kHalf>(s, signs);
     if constexpr (kIsOnline) rescale_o(o_scale);
   }
@@ -303,18 +305,20 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
   // is visited last: if P of one of its first 8 keys exceeds the slack, the base rises. Otherwise P
-  // would overflow fp16, and the whole work tile would be redone. P is still fp32: the base rises
-  // by an integer, so that the factor is a power of two.
+  // would overflow fp16, and the whole work tile would be redone.
+  static constexpr float kMaxFirstP = 1 << static_cast<int>(Base::kBaseSlack);
+  __device__ __forceinline__ bool first_keys_exceed() const {
+    return __any_sync(~0u, fmaxf(fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])) > kMaxFirstP);
+  }
+
+  // P is still fp32: the base rises by an integer, so that the factor is a power of two.
   __device__ __forceinline__ void raise_to_first_keys() {
-    float top[2] = {fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])};
-    constexpr float kMaxP = 1 << static_cast<int>(kBaseSlack);
-    if (!__any_sync(~0u, fmaxf(top[0], top[1]) > kMaxP)) return;
-    float scale[2];
+    float top[2] = {fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])}, scale[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 1));
       top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 2));
-      const int32_t rise = top[mi] > kMaxP ? (__float_as_int(top[mi]) >> 23) - 127 : 0;
+      const int32_t rise = top[mi] > kMaxFirstP ? (__float_as_int(top[mi]) >> 23) - 127 : 0;
       scale[mi] = __int_as_float((127 - rise) << 23);
       softmax_base_[mi] += static_cast<float>(rise);
       row_sum_[mi] *= scale[mi];

@@ -93,7 +93,6 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
               unit;
     }
     if (lane == 0) {
-      const RowLayout layout = row_layout(problem, params.args.shape);
       work_tile.alibi_slope = slope;
       work_tile.kind = WorkKind::kTile;
       work_tile.linear_idx = linear_idx;
@@ -105,8 +104,6 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
       work_tile.len = len;
       work_tile.offset_q = sequence.offset_q;
       work_tile.offset_kv = sequence.offset_kv;
-      work_tile.lse_row =
-          b * layout.batch_stride + work_tile.h * layout.head_stride + sequence.offset_q + query;
     }
   }
   WarpgroupTile warpgroup{};
@@ -142,6 +139,11 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   if (lane == 0) {
     work_tile.kv_begin = begin;
     work_tile.kv_end = end;
+    // From shared memory: registers are scarce.
+    const volatile WorkTile<kConsumers>& at = work_tile;
+    const RowLayout layout = row_layout(problem, params.args.shape);
+    work_tile.lse_row =
+        at.b * layout.batch_stride + at.h * layout.head_stride + at.offset_q + at.query;
   }
   return true;
 }
