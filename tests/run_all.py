@@ -250,11 +250,13 @@ def build_ahead(run: Run) -> None:
 
 
 def cuda(run: Run) -> Count:
-    """The GPU kernels compile without faults, and the library still does all its work on a CPU
-    where no driver is installed."""
+    """The GPU kernels compile without faults, the library still does all its work on a CPU where no
+    driver is installed, and so does the wheel that has these kernels."""
     folder = cuda_build(run)
     smoke = run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
-    return run.meson_test(folder) + smoke + run.pytest(
+    wheel = run.pytest("tests/test_wheel.py", "-k", "not source and not label and not sdist",
+                       env={**with_nvcc(), "FLASHATTN_KERNELS": str(folder)})
+    return run.meson_test(folder) + smoke + wheel + run.pytest(
         "tests/test_compile.py", "tests/test_same_code.py", env=with_nvcc())
 
 

@@ -158,6 +158,21 @@ def test_contents(wheel):
     assert wheel.stat().st_size < (60e6 if KERNELS else 10e6)
 
 
+if KERNELS:
+    def test_machine_code(wheel, tmp_path):
+        """For the GPUs of the tests no driver compiles anything: it is there, and a release has
+        that of Hopper for portable kernels, too."""
+        folder = pathlib.Path(shutil.which("nvcc")).resolve().parent
+        zipfile.ZipFile(wheel).extract("flashattn/libflashattn.so.0", tmp_path)
+        library = tmp_path / "flashattn" / "libflashattn.so.0"
+        listed = run(folder / "cuobjdump", "--list-elf", library)
+        assert set(re.findall(r"\.(sm_\w+)\.cubin", listed)) == {"sm_80", "sm_120", "sm_90a"}
+        commands = run(sys.executable, PROGRAM_OF_RUN, "--cuda", "--dry-run", cwd=ROOT)
+        codes = {tuple(re.findall(r",code=(\w+)", line)) for line in commands.splitlines()
+                 if "compile.py" in line}
+        assert codes == {("sm_80", "sm_90", "sm_120", "compute_80"), ("sm_90a",)}
+
+
 def test_tag_is_true(wheel, tmp_path):
     """Nothing newer than glibc 2.28, of libraries that every Linux has, so neither a driver's nor a
     toolkit's; auditwheel agrees."""
