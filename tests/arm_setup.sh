@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Fetches a cross compiler for AArch64, an emulator, and a Python to run in it, for the suite arm.
 #
-# Packages of Debian 12 are unpacked into build/arm, from the mirror that the machine's own apt uses,
-# and Python's from PyPI; nothing is installed. Writes build/arm/cross.ini for Meson and the program
-# build/arm/python. Exits with 77 and one sentence on stderr where that cannot be done.
+# Packages of Debian 12 are unpacked into build/arm, and Python's from PyPI. Writes build/arm/cross.ini
+# for Meson and the program build/arm/python. Exits with 77 and one sentence on stderr where that
+# cannot be done.
 set -euo pipefail
 
 suite=bookworm
@@ -24,39 +24,13 @@ skip() {
   exit 77
 }
 
-cmp -s "$packages" "$prefix/.packages" && cmp -s "$0" "$prefix/.recipe" && exit
-for tool in apt-get dpkg-deb taskset; do
-  command -v "$tool" >/dev/null || skip "no $tool"
-done
-[[ $(dpkg --print-architecture) == amd64 ]] || skip "the recipe is for amd64 only"
-
-# Debian's own archive as this machine reaches it; on other distributions there is none.
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(SITE) $(ORIGIN)' 'Created-By: Packages' |
-  awk '/Debian$/ && $1 !~ /security/ { print $1; exit }')
-[[ -n $mirror ]] || skip "apt knows no Debian mirror"
-
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{lists,cache/archives,tools,guest}/partial
-printf 'deb [arch=amd64,arm64] %s %s main\n' "$mirror" "$suite" >"$work/sources.list"
-: >"$work/status"
-options=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=-
-  -o Dir::Etc::preferencesparts=- -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache"
-  -o "Dir::State::Status=$work/status" -o APT::Architectures::=amd64 -o APT::Architectures::=arm64
-  -o "APT::Sandbox::User=$(id -un)" -o Acquire::Retries=2)
-apt-get "${options[@]}" update >"$work/log" 2>&1 && ! grep -q '^[EW]: Failed' "$work/log" ||
-  skip "$suite could not be read from apt's mirror"
-(cd "$work/tools" && apt-get "${options[@]}" download "${tools[@]}" &&
-  cd "$work/guest" && apt-get "${options[@]}" download "${guest[@]/%/:arm64}") >"$work/log" 2>&1 ||
-  skip "the mirror no longer has all packages of $suite"
-
+source "$root/tests/debian_packages.sh"
+recipe=$(cat "$0" "$root/tests/debian_packages.sh")
+cmp -s "$packages" "$prefix/.packages" && cmp -s - "$prefix/.recipe" <<<"$recipe" && exit
+begin_debian amd64,arm64 taskset
 rm -rf "$prefix"
-mkdir -p "$prefix"/{tools,guest}
-for part in tools guest; do
-  for deb in "$work/$part"/*.deb; do
-    dpkg-deb -x "$deb" "$prefix/$part"
-  done
-done
+unpack_debian "$prefix/tools" "${tools[@]}"
+unpack_debian "$prefix/guest" "${guest[@]/%/:arm64}"
 # The linker's scripts name the libraries by where the packages would be installed.
 libraries=$prefix/tools/usr/aarch64-linux-gnu/lib
 sed -i 's,/usr/aarch64-linux-gnu/lib/,,g' "$libraries"/lib{c,m}.so
@@ -100,4 +74,4 @@ printf 'int main(int count, char**) { return count - 1; }\n' >"$work/try.cpp"
   "$prefix/python" -c 'import cffi, numpy' >>"$work/log" 2>&1 ||
   skip "the packages of $suite do not run on this machine"
 cp "$packages" "$prefix/.packages"
-cp "$0" "$prefix/.recipe"
+printf '%s\n' "$recipe" >"$prefix/.recipe"

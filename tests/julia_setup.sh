@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A private Julia 1.5.3, for the tests of bindings/julia where no julia is on PATH.
 #
-# Prints the path of a julia program. On Debian and its kin the packages of Debian 11 are unpacked
-# into build/julia, from the mirror that the machine's own apt uses; nothing is installed. Exits
-# with 77 and one sentence on stderr where that cannot be done.
+# Prints the path of a julia program. On Debian and its kin the packages of Debian 11, the last that has
+# Julia, are unpacked into build/julia. Exits with 77 and one sentence on stderr where that cannot be
+# done.
 set -euo pipefail
 
 suite=bullseye
@@ -16,7 +16,7 @@ prefix=$root/build/julia
 program=$prefix/julia
 
 skip() {
-  printf 'no Julia: %s\n' "$1" >&2
+  printf 'no Julia: none on PATH, and %s\n' "$1" >&2
   exit 77
 }
 
@@ -28,33 +28,10 @@ if [[ -x $program ]] && "$program" -e '' 2>/dev/null; then
   printf '%s\n' "$program"
   exit
 fi
-for tool in apt-get dpkg-deb; do
-  command -v "$tool" >/dev/null || skip "none on PATH, and no $tool to fetch one with"
-done
-[[ $(dpkg --print-architecture) == amd64 ]] || skip "none on PATH, and the recipe is for amd64 only"
-
-# Debian's own archive as this machine reaches it; on other distributions there is none.
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(SITE) $(ORIGIN)' 'Created-By: Packages' |
-  awk '/Debian$/ && $1 !~ /security/ { print $1; exit }')
-[[ -n $mirror ]] || skip "none on PATH, and apt knows no Debian mirror"
-
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{lists,cache/archives,debs}/partial
-printf 'deb %s %s main\n' "$mirror" "$suite" >"$work/sources.list"
-options=(-o "Dir::Etc::sourcelist=$work/sources.list" -o Dir::Etc::sourceparts=-
-  -o Dir::Etc::preferencesparts=- -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache"
-  -o "APT::Sandbox::User=$(id -un)" -o Acquire::Retries=2)
-apt-get "${options[@]}" update >"$work/log" 2>&1 && ! grep -q '^[EW]: Failed' "$work/log" ||
-  skip "none on PATH, and $suite could not be read from apt's mirror"
-(cd "$work/debs" && apt-get "${options[@]}" download "${packages[@]/%//$suite}") \
-  >"$work/log" 2>&1 || skip "none on PATH, and the mirror no longer has all packages of $suite"
-
+source "$root/tests/debian_packages.sh"
+begin_debian amd64
 rm -rf "$prefix" "$prefix.new"
-mkdir -p "$prefix.new"
-for deb in "$work"/debs/*.deb; do
-  dpkg-deb -x "$deb" "$prefix.new"
-done
+unpack_debian "$prefix.new" "${packages[@]/%//$suite}"
 rm -rf "$prefix.new"/usr/share/{doc,man,lintian,julia/test}
 cat >"$prefix.new/julia" <<'WRAPPER'
 #!/bin/sh

@@ -96,3 +96,24 @@ def test_without_cuobjdump_no_hopper_kernel_compiles(tmp_path):
             capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         assert ("install cuobjdump beside nvcc" in done.stderr) == bool(code)
+
+
+@pytest.mark.parametrize("good, asked", [("90", "90"), ("80", "90 80"), ("120", "90 80 120"),
+                                         ("none", "90 80 120")])
+def test_the_ptx_for_later_gpus(tmp_path, good, asked):
+    """It is that of the first architecture from which no kernel spills."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"""#!/bin/sh
+        from=$(printf '%s\\n' "$@" | sed -n 's/.*compute_\\([0-9]*\\),code=sm_120/\\1/p')
+        printf '%s ' $from >>{tmp_path}/asked
+        echo "Compiling entry function 'f' for 'sm_120'"
+        [ $from = {good} ] || echo '    8 bytes stack frame, 4 bytes spill stores'
+        """)
+    nvcc.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, SPEC.origin, str(nvcc), "-gencode=arch=compute_90,code=sm_90",
+         "-gencode=arch=compute_90,code=sm_120", "-o", str(tmp_path / "o")], capture_output=True,
+        text=True, check=False)
+    assert (tmp_path / "asked").read_text().split() == asked.split()
+    assert done.returncode == (good == "none")
+    assert ("f (sm_120) spills registers" in done.stderr) == (good == "none")

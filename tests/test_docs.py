@@ -129,6 +129,19 @@ def parameters():
     return names
 
 
+@pytest.mark.parametrize("page, others", [
+    ("c", []), ("python", ["NumPy"]), ("jax", ["jax.nn.dot_product_attention"]),
+    ("pytorch", ["flash-attn", "scaled_dot_product_attention"]), ("rust", ["candle-flash-attn"]),
+    ("julia", ["NNlib.dot_product_attention"]), ("transformers", ["another implementation"])])
+def test_every_page_has_its_migration_tables(page, others):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    for other in others:
+        (section,) = (s for s in sections if re.match(rf"From .*{re.escape(other)}$", s, re.M))
+        assert re.search(r"^\|---", section, re.M), other
+    assert others or "\n| There | Here |\n" in text
+
+
 def test_migration_tables_name_what_there_is():
     """The functions and options of this library in the tables of the Python pages."""
     known = parameters()

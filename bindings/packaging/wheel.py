@@ -28,6 +28,8 @@ GLIBC = (2, 28)
 TAG = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{platform.machine()}"
 LIBRARIES = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libld.so.2")
 MAX_BYTES = 60_000_000
+# Machine code, so that no driver compiles it, for the GPUs of the tests; and PTX for others.
+GPU_ARCHS = "80,90,90a,120"
 
 
 def run(*command: object, env: Optional[Dict[str, str]] = None, cwd: pathlib.Path = ROOT) -> None:
@@ -123,6 +125,10 @@ def main() -> None:
     parser.add_argument("--cuda", action="store_true", help="with the GPU kernels")
     parser.add_argument("--sdist", action="store_true", help="the source distribution, too")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "dist", metavar="FOLDER")
+    parser.add_argument("-D", dest="options", action="append", default=[], metavar="OPTION=VALUE",
+                        help=f"of Meson; --cuda has gpu_archs={GPU_ARCHS}")
+    parser.add_argument("--build-dir", type=pathlib.Path, metavar="FOLDER",
+                        help="where it compiles; what has not changed is kept")
     parser.add_argument("--dry-run", action="store_true",
                         help="configure, print what would be compiled, and stop")
     arguments = parser.parse_args()
@@ -131,8 +137,9 @@ def main() -> None:
 
     work = ROOT / "build" / ("wheel-cuda" if arguments.cuda else "wheel")
     words = link_args(stubs(ROOT / "build" / "glibc-2.28"))
-    options = [f"-Dcuda={'enabled' if arguments.cuda else 'disabled'}",
-               f"-Dwheel_link_args={words}"]
+    values = {"cuda": "enabled" if arguments.cuda else "disabled", "gpu_archs": GPU_ARCHS,
+              "wheel_link_args": str(words), **dict(o.split("=", 1) for o in arguments.options)}
+    options = [f"-D{name}={value}" for name, value in values.items()]
     if arguments.dry_run:
         shutil.rmtree(work / "dry-run", ignore_errors=True)
         run("meson", "setup", work / "dry-run", "-Dwheel=true", "-Dpython=enabled", *options)
@@ -144,9 +151,8 @@ def main() -> None:
         run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", out, ROOT)
     raw = work / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    # The build folder is kept, so that the next run compiles only what changed.
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", raw,
-        f"--config-setting=build-dir={work / 'objects'}",
+        f"--config-setting=build-dir={arguments.build_dir or work / 'objects'}",
         *(f"--config-setting=setup-args={option}" for option in options), ROOT)
     (built,) = raw.glob("*.whl")
     # The package holds no extension module: cffi opens the library by its C ABI in every Python.

@@ -16,6 +16,7 @@
 
 #if defined(__linux__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #endif
 
@@ -262,6 +263,16 @@ ProcessorFlags processor_flags() noexcept {
   return {getauxval(AT_HWCAP), getauxval(AT_HWCAP2)};
 #else
   return {};
+#endif
+}
+
+int32_t sve_vector_bytes() noexcept {
+#if defined(__linux__) && defined(__aarch64__)
+  constexpr int kGetVectorLength = 51, kLength = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
+  const int length = prctl(kGetVectorLength);
+  return length < 0 ? 0 : length & kLength;
+#else
+  return 0;
 #endif
 }
 

@@ -95,6 +95,8 @@ struct ProcessorFlags {
   uint64_t first, second;
 };
 ProcessorFlags processor_flags() noexcept;
+// Bytes of a vector of SVE, of the calling thread, which threads that it starts inherit. 0: none.
+int32_t sve_vector_bytes() noexcept;
 
 // ---- Memory ----
 

@@ -34,8 +34,12 @@ namespace {
   return (low & kSavedTiles) == kSavedTiles;
 }
 #elif defined(__aarch64__)
-// Bits of Linux: HWCAP_ASIMD and HWCAP2_BF16.
+// Bits of Linux: HWCAP_ASIMD, HWCAP_SVE and HWCAP2_BF16.
 [[maybe_unused]] bool has_neon() { return os::processor_flags().first & 1u << 1; }
+[[maybe_unused]] bool has_sve() {
+  constexpr int32_t kBytes = 32;  // of the vectors that the kernels are compiled for
+  return has_neon() && os::processor_flags().first & 1u << 22 && os::sve_vector_bytes() == kBytes;
+}
 [[maybe_unused]] bool has_neon_bf16() {
   return has_neon() && os::processor_flags().second & 1u << 14;
 }
@@ -73,6 +77,9 @@ const InstructionSet kInstructionSets[] = {
 #endif
 #if FLASHATTN_HAVE_NEON
     {"neon", neon::kernels, has_neon, nullptr},
+#endif
+#if FLASHATTN_HAVE_SVE
+    {"sve", sve::kernels, has_sve, nullptr},
 #endif
 #if FLASHATTN_HAVE_NEON_BF16
     {"neon_bf16", neon_bf16::kernels, has_neon_bf16, nullptr},

@@ -23,6 +23,9 @@ const Kernels& kernels();
 namespace neon {
 const Kernels& kernels();
 }
+namespace sve {
+const Kernels& kernels();
+}
 namespace neon_bf16 {
 const Kernels& kernels();
 }

@@ -10,6 +10,8 @@
 
 #if defined(FLASHATTN_NEON)
 #include "cpu/simd/neon.h"
+#elif defined(FLASHATTN_SVE)
+#include "cpu/simd/sve.h"
 #elif defined(__AVX512F__)
 #include "cpu/simd/avx512.h"
 #elif defined(__AVX2__) && defined(__F16C__)

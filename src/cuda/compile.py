@@ -1,6 +1,8 @@
 """Compiles one .cu file. Fails if ptxas reports a spill, a stack frame or a serialised pipeline
 of wgmma (C75xx), or if an operand of a wgmma is written while it is read, for which it needs the
-cuobjdump beside nvcc. Writes OUTPUT.memory: the MB that the largest compiler process took.
+cuobjdump beside nvcc. Machine code for GPUs after Hopper may come from the PTX of several
+architectures: that of the first from which no kernel spills is taken. Writes OUTPUT.memory: the MB
+that the largest compiler process took.
 compile.py NVCC ARGUMENT... -o OUTPUT ..."""
 import os
 import re
@@ -132,12 +134,18 @@ def disassembled(nvcc: str, output: str) -> str:
     return done.stdout
 
 
-def main() -> int:
-    done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
-    report = done.stdout + done.stderr
-    if done.returncode:
-        print(report, file=sys.stderr)
-        return done.returncode
+def commands(command: List[str]) -> Iterator[List[str]]:
+    """The command as it is, and with other PTX for GPUs after Hopper."""
+    yield command
+    later = re.compile(r"(?<=arch=compute_)90(?=,code=sm_(1\d\d)$)")
+    for ptx in ("80", r"\1"):
+        other = [later.sub(lambda found: found.expand(ptx), word) for word in command]
+        if other != command:
+            yield other
+
+
+def faults_of(report: str) -> List[str]:
+    """What nvcc's report says that fails the build."""
     kernel, faults = "?", []
     for line in report.split("\n"):
         named = re.search(r"Compiling entry function '(\w+)' for '(\w+)'", line)
@@ -145,6 +153,21 @@ def main() -> int:
             kernel = f"{named[1]} ({named[2]})"
         faults += [f"{kernel} {what}: {line.strip()}" for pattern, what in FAULTS
                    if pattern.search(line)]
+    return faults
+
+
+def main() -> int:
+    faults: List[str] = []
+    for command in commands(sys.argv[1:]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        report = done.stdout + done.stderr
+        if done.returncode:
+            print(report, file=sys.stderr)
+            return done.returncode
+        faults = faults_of(report)
+        if not faults:
+            break
+    for line in report.split("\n"):
         if "warning" in line:
             print(line, file=sys.stderr)
     output = sys.argv[sys.argv.index("-o") + 1]

@@ -180,10 +180,19 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   return cudaSuccess;
 }
 
-// FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 86.
+// FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 120.
 static int compute_capability() {
   const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
   return text ? std::atoi(text) : 90;
+}
+
+// The most that a CTA may have.
+static int shared_bytes() {
+  switch (compute_capability()) {
+    case 90: return emulator::kSharedBytes;
+    case 80: return 163 * 1024;
+    default: return 99 * 1024;
+  }
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
@@ -192,11 +201,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
     case cudaDevAttrMultiProcessorCount: *value = emulator::kMultiprocessors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = capability == 90   ? emulator::kSharedBytes
-               : capability == 80 ? 163 * 1024
-                                  : 99 * 1024;
-      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = shared_bytes(); break;
     case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
     default: return remember(cudaErrorInvalidValue);
   }
@@ -218,7 +223,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
 }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return remember(value <= emulator::kSharedBytes ? cudaSuccess : cudaErrorInvalidValue);
+  return remember(value <= shared_bytes() ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {

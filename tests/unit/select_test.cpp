@@ -181,7 +181,8 @@ void test_guard() {
 void test_instruction_sets() {
   using cpu::is_preferred;
   CHECK(is_preferred("avx512", "GenuineIntel", 6));
-  CHECK(is_preferred("neon", "", 0) && is_preferred("neon_bf16", "", 0));
+  CHECK(is_preferred("neon", "", 0) && is_preferred("sve", "", 0) &&
+        is_preferred("neon_bf16", "", 0));
   CHECK(is_preferred("avx512_bf16", "AuthenticAMD", 25) &&
         is_preferred("avx512_bf16", "AuthenticAMD", 26));
   CHECK(!is_preferred("avx512_bf16", "GenuineIntel", 6));

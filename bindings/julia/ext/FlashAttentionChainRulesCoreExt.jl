@@ -5,8 +5,8 @@ module FlashAttentionChainRulesCoreExt
 import ChainRulesCore
 using ChainRulesCore: AbstractZero, NoTangent, Tangent, unthunk
 using FlashAttention
-using FlashAttention: Fused, as_elements, dot_product_attention, luxlib_call, nnlib_call, output,
-    restore, scaled_dot_product_attention, unmasked
+using FlashAttention: Fused, as_elements, beside, dot_product_attention, floats, luxlib_call,
+    nnlib_call, output, restore, scaled_dot_product_attention, unmasked
 
 "A cotangent as the library takes it: the elements and the order of the array it belongs to."
 dense(dy::AbstractArray, y::AbstractArray) = copyto!(similar(y), dy)
@@ -23,9 +23,6 @@ function with_dense(f, dy, y::AbstractArray)
     end
 end
 with_dense(f, ::Union{Nothing,AbstractZero}, ::Nothing) = f(nothing)
-
-"Whether there is a gradient: of floats, which a Bool mask is not."
-floats(x) = x isa AbstractArray && eltype(x) <: AbstractFloat
 
 tangent(::Nothing, x) = NoTangent()
 tangent(dx::AbstractArray, x::AbstractArray) = as_elements(eltype(x), dx)
@@ -74,16 +71,6 @@ function ChainRulesCore.rrule(::typeof(attention_varlen), q::AbstractArray, k::A
                 grads[4:(3 + length(scores))]...)
     end
     return y, packed_back
-end
-
-"(bias, sink), given as arguments or as keywords."
-function beside(scores::Tuple, bias, sink)
-    isempty(scores) && return (bias, sink)
-    length(scores) <= 2 ||
-        throw(ArgumentError("$(length(scores)) arguments behind v; expected bias and sink"))
-    bias === sink === nothing || throw(ArgumentError(
-        "bias or sink is given as a keyword beside arguments behind v; give both there"))
-    return (scores..., nothing, nothing)[1:2]
 end
 
 # The calls in other packages' shapes.

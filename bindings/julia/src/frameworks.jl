@@ -1,5 +1,18 @@
 # The calls of NNlib (and so of Flux) and of LuxLib, in their shapes.
 
+"Whether there is a gradient: of floats, which a Bool mask is not."
+floats(x) = x isa AbstractArray && eltype(x) <: AbstractFloat
+
+"(bias, sink), given as arguments or as keywords."
+function beside(scores::Tuple, bias, sink)
+    isempty(scores) && return (bias, sink)
+    length(scores) <= 2 ||
+        throw(ArgumentError("$(length(scores)) arguments behind v; expected bias and sink"))
+    bias === sink === nothing || throw(ArgumentError(
+        "bias or sink is given as a keyword beside arguments behind v; give both there"))
+    return (scores..., nothing, nothing)[1:2]
+end
+
 """
     FlashAttention.Dropout(p; rng_seed, rng_offset = 0)
 

@@ -14,6 +14,24 @@ const STUBS = Dict(
         function rrule end
         end
         """,
+    "EnzymeCore" => """
+        module EnzymeCore
+        abstract type Annotation{T} end
+        struct Const{T} <: Annotation{T}; val::T; end
+        struct Duplicated{T} <: Annotation{T}; val::T; dval::T; end
+        struct BatchDuplicated{T,N} <: Annotation{T}; val::T; dval::NTuple{N,T}; end
+        module EnzymeRules
+        struct RevConfig{NeedsPrimal,NeedsShadow,Width,Overwritten,RuntimeActivity,StrongZero} end
+        needs_primal(::RevConfig{P}) where {P} = P
+        needs_shadow(::RevConfig{P,S}) where {P,S} = S
+        width(::RevConfig{P,S,W}) where {P,S,W} = W
+        overwritten(::RevConfig{P,S,W,O}) where {P,S,W,O} = O
+        struct AugmentedReturn{P,S,T}; primal::P; shadow::S; tape::T; end
+        function augmented_primal end
+        function reverse end
+        end
+        end
+        """,
     # The methods of NNlib, by their signatures.
     "NNlib" => """
         module NNlib
@@ -200,6 +218,68 @@ end
     end
     _, constant = rrule(LUXLIB, four...; bias = bias, scale = 2)
     @test near(constant((upstream, nothing))[2], known[1], 1e-6)
+end
+
+load("EnzymeCore")
+import EnzymeCore: BatchDuplicated, Const, Duplicated, EnzymeRules
+
+"The rules' result and gradients, of arrays that are overwritten between the passes."
+function by_enzyme(arrays, annotations, douts; needed = true, options...)
+    arrays = map(copy, arrays)
+    width = length(douts)
+    arguments = map((x, annotate) -> annotate(x), arrays, annotations)
+    config = EnzymeRules.RevConfig{needed,true,width,ntuple(_ -> true, 1 + length(arrays)),false,false}()
+    R = (width == 1 ? Duplicated : BatchDuplicated){Array{Float32,4}}
+    f = Const(attention)
+    augmented = EnzymeRules.augmented_primal(config, f, R, arguments...; options...)
+    y = needed ? deepcopy(augmented.primal) : nothing
+    shadows = width == 1 ? (augmented.shadow,) : augmented.shadow
+    set(to::Tuple, from) = foreach(set, to, from)
+    set(to, from) = (@assert(all(iszero, to)); to .= from)
+    foreach(set, shadows, douts)
+    needed && foreach(x -> fill!(x, NaN), augmented.primal isa Tuple ? augmented.primal : (augmented.primal,))
+    foreach(x -> eltype(x) <: AbstractFloat && fill!(x, NaN), arrays)
+    none = EnzymeRules.reverse(config, f, R, augmented.tape, arguments...; options...)
+    @test none == map(_ -> nothing, arguments)
+    clear(x) = x isa Tuple ? all(clear, x) : all(iszero, x)
+    @test all(clear, shadows)
+    return y, map(x -> x isa Const ? nothing : x.dval, arguments)
+end
+
+@testset "Enzyme" begin
+    q, k, v = normal(Float32, 8, 4, 5, 2), normal(Float32, 8, 2, 7, 2), normal(Float32, 6, 2, 7, 2)
+    bias, sink = normal(Float32, 7, 5, 4, 1), normal(Float32, 4)
+    dout, dlse = normal(Float32, 6, 4, 5, 2), normal(Float32, 5, 4, 2)
+    given = (q, k, v, bias, sink)
+    out, lse = attention(given...; causal = true, return_lse = true)
+    wanted(dout; more...) = values(attention_backward(dout, q, k, v, out, lse; bias = bias, sink = sink,
+        return_dbias = true, return_dsink = true, causal = true, more...))
+    ones_beside(x) = Duplicated(x, fill!(similar(x), 1))  # gradients are added
+    y, grads = by_enzyme(given, map(_ -> ones_beside, given), (dout,); causal = true)
+    @test y == out
+    @test all(near(mine .- 1, theirs, 1e-5) for (mine, theirs) in zip(grads, wanted(dout)))
+    _, unneeded = by_enzyme(given, map(_ -> ones_beside, given), (dout,); needed = false, causal = true)
+    @test unneeded == grads
+    both, grads = by_enzyme(given, map(_ -> ones_beside, given), ((dout, dlse),); causal = true,
+                            return_lse = true)
+    @test both == (out, lse)
+    @test all(near(mine .- 1, theirs, 1e-5)
+              for (mine, theirs) in zip(grads, wanted(dout; dlse = dlse)))
+    # Two cotangents at once; a constant; keywords; a mask.
+    twice(x) = BatchDuplicated(x, (zero(x), zero(x)))
+    _, grads = by_enzyme(given, (twice, Const, twice, twice, Const), (dout, 2 .* dout); causal = true)
+    @test grads[2] === grads[5] === nothing
+    for n in (1, 3, 4)
+        @test near(grads[n][1], wanted(dout)[n], 1e-5) && near(grads[n][2], 2 .* wanted(dout)[n], 1e-5)
+    end
+    zeros_beside(x) = Duplicated(x, zero(x))
+    _, grads = by_enzyme(given[1:3], ntuple(_ -> zeros_beside, 3), (dout,); causal = true, bias = bias,
+                         sink = sink)
+    @test all(near(mine, theirs, 1e-5) for (mine, theirs) in zip(grads, wanted(dout)))
+    hidden = rand(Bool, 7, 5)
+    _, masked = by_enzyme((q, k, v, hidden), ntuple(_ -> zeros_beside, 4), (dout,))
+    _, known = by_enzyme((q, k, v), ntuple(_ -> zeros_beside, 3), (dout,); bias = hidden)
+    @test masked[1:3] == known && !any(masked[4])
 end
 
 const REAL_NNLIB = load("NNlib")

@@ -21,7 +21,7 @@ class FlashattnConan(ConanFile):
     # cpu_isas: as in meson_options.txt, with commas; none: the baseline alone.
     options = {"shared": [True, False], "cuda": [True, False], "cpu_isas": ["ANY"]}
     default_options = {"shared": True, "cuda": False,
-                       "cpu_isas": "avx2,avx512,avx512_bf16,avx512_amx,neon,neon_bf16"}
+                       "cpu_isas": "avx2,avx512,avx512_bf16,avx512_amx,neon,sve,neon_bf16"}
 
     def export_sources(self):
         root = pathlib.Path(self.recipe_folder).resolve().parents[2]

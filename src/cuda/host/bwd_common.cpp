@@ -7,8 +7,8 @@
 namespace flashattn::cuda {
 namespace {
 
-const sm80::BackwardEntry* dbias_entry(const Problem& p) {
-  return sm80::find(sm80::dbias_table(), INT32_MAX,
+const sm80::BackwardEntry* dbias_entry(const Problem& p, int32_t shared_memory) {
+  return sm80::find(sm80::dbias_table(), shared_memory,
                     [&p](const sm80::BackwardEntry& e) { return sm80::takes(e, p, true); });
 }
 
@@ -25,14 +25,15 @@ flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
           layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
-int32_t Dbias::shared_bytes(const Problem& problem) {
-  const sm80::BackwardEntry* entry = dbias_entry(problem);
+int32_t Dbias::shared_bytes(const Problem& problem, int32_t shared_memory) {
+  const sm80::BackwardEntry* entry = dbias_entry(problem, shared_memory);
   return entry ? entry->shared_bytes : 0;
 }
 
-Dbias::Dbias(const Problem& problem, int32_t multiprocessors) : kernel_{} {
+Dbias::Dbias(const Problem& problem, const Device& device) : kernel_{} {
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    kernel_ = make_ready(*dbias_entry(problem), multiprocessors);
+    kernel_ = make_ready(*dbias_entry(problem, device.properties.shared_memory),
+                         device.properties.multiprocessors);
   }
 }
 

@@ -13,14 +13,15 @@ flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
 // The kernel for the gradient of a dense bias.
 class Dbias {
  public:
-  Dbias(const Problem& problem, int32_t multiprocessors);
+  Dbias(const Problem& problem, const Device& device);
 
   // Launches the gradients of bias and sink that the call asks for, after a backward kernel of any
   // row, which leaves lse2, delta and dout.
   int32_t launch_with_dsink(const BackwardParams& params, cudaStream_t stream) const;
 
-  // Shared memory of a CTA, in bytes. 0: this build has no such kernel.
-  static int32_t shared_bytes(const Problem& problem);
+  // Shared memory of a CTA, in bytes, on a device that offers shared_memory bytes. 0: this build
+  // has no such kernel.
+  static int32_t shared_bytes(const Problem& problem, int32_t shared_memory);
 
  private:
   int32_t launch_dbias(const BackwardParams& params, cudaStream_t stream) const;

@@ -9,10 +9,15 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
+// Large heads, and with little shared memory those from 192 on, have kernels for any score
+// modification alone.
 const BackwardEntry* main_entry(const Problem& p, int32_t shared_memory) {
-  const bool modified = is_modified(p) || !has_plain_kernels(p);
-  return find(backward_table(), shared_memory,
-              [&](const BackwardEntry& e) { return takes(e, p, modified); });
+  const auto entry = [&](bool modified) {
+    return find(backward_table(), shared_memory,
+                [&](const BackwardEntry& e) { return takes(e, p, modified); });
+  };
+  const BackwardEntry* plain = is_modified(p) ? nullptr : entry(false);
+  return plain && plain->shared_bytes <= shared_memory ? plain : entry(true);
 }
 
 }  // namespace
@@ -21,7 +26,7 @@ int32_t BackwardKernels::shared_bytes(const Problem& problem, int32_t shared_mem
   const BackwardEntry* entry = main_entry(problem, shared_memory);
   if (!entry) return 0;
   if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return entry->shared_bytes;
-  const int32_t dbias = Dbias::shared_bytes(problem);
+  const int32_t dbias = Dbias::shared_bytes(problem, shared_memory);
   return dbias == 0 ? 0 : std::max(entry->shared_bytes, dbias);
 }
 
@@ -30,7 +35,7 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
       l2_bytes_(usable_l2_bytes(device.index)),
       multiprocessors_(device.properties.multiprocessors),
       main_(make_ready(*main_entry(problem, device.properties.shared_memory), multiprocessors_)),
-      dbias_(problem, multiprocessors_),
+      dbias_(problem, device),
       name_(std::string("sm80_backward_") + dtype_label(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
   throw_on(preload_bwd_preprocess(problem), "cudaFuncGetAttributes");

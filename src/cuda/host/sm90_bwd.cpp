@@ -95,7 +95,7 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, S
       l2_bytes_(usable_l2_bytes(device.index)),
       main_(make(find(problem, kind, backward_table()))),
       two_warpgroup_(make(find_two_warpgroup(problem, kind))),
-      dbias_(problem, multiprocessors_) {
+      dbias_(problem, device) {
   if (kind == ScoreModKind::kDenseBias && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     throw_on(preload_clear_dbias(), "cudaFuncGetAttributes");
   }

@@ -30,17 +30,17 @@ inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline float __uint_as_float(uint32_t x) {
-  float y;
+template <class To, class From>
+To with_bits_of(From x) {
+  static_assert(sizeof(To) == sizeof(From), "as many bits");
+  To y;
   std::memcpy(&y, &x, sizeof y);
   return y;
 }
-
-inline uint32_t __float_as_uint(float x) {
-  uint32_t y;
-  std::memcpy(&y, &x, sizeof y);
-  return y;
-}
+inline float __uint_as_float(uint32_t x) { return with_bits_of<float>(x); }
+inline float __int_as_float(int32_t x) { return with_bits_of<float>(x); }
+inline uint32_t __float_as_uint(float x) { return with_bits_of<uint32_t>(x); }
+inline int32_t __float_as_int(float x) { return with_bits_of<int32_t>(x); }
 
 namespace emulator {
 

@@ -14,8 +14,9 @@ class Flashattn(MesonPackage, CudaPackage):
     version("0.2.0", tag="v0.2.0")
 
     # cuda_arch: 80, 90 and the like; 90 stands for 90a, whose instructions the Hopper kernels use.
-    variant("cpu_isas", default="avx2,avx512,avx512_bf16,avx512_amx,neon,neon_bf16", multi=True,
-            values=("none", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "neon_bf16"),
+    variant("cpu_isas", default="avx2,avx512,avx512_bf16,avx512_amx,neon,sve,neon_bf16", multi=True,
+            values=("none", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon", "sve",
+                    "neon_bf16"),
             description="instruction sets to build for, beside the baseline")
 
     depends_on("c", type="build")
