@@ -25,6 +25,8 @@
 #![warn(missing_docs)]
 
 mod attention;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod functions;
 mod op;
 mod sink;
