@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+#[cfg(feature = "cuda")]
+use candle_core::{backend::BackendStorage, CudaStorage};
 use candle_core::{
     bail, CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
 };
-#[cfg(feature = "cuda")]
-use candle_core::{backend::BackendStorage, CudaStorage};
 use flashattn::{
     Array, DescBuilder, Dims, Gradients, Inputs, Output, Scalar, Upstream, View, ViewMut, Workspace,
 };

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
-use candle_core::{bail, CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 #[cfg(feature = "cuda")]
 use candle_core::{backend::BackendStorage, CudaStorage, DType};
+use candle_core::{bail, CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
 use crate::tensors::{range, with_native, Native, Slice};
 

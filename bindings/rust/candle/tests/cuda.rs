@@ -83,7 +83,8 @@ fn compare(
             true => vars[n].as_tensor().clone(),
             false => vars[n].as_detached_tensor(),
         });
-        let sink = if backward { vars[3].as_tensor().clone() } else { vars[3].as_detached_tensor() };
+        let sink =
+            if backward { vars[3].as_tensor().clone() } else { vars[3].as_detached_tensor() };
         let o = f(&inputs, &sink, &device)?;
         let mut found = vec![o.clone()];
         if backward {
@@ -136,7 +137,8 @@ fn dense() -> Result<()> {
 fn heads_to_512() -> Result<()> {
     for dim in [40, 256, 512] {
         let x = tensors((1, 19, 4, dim), (1, 33, 4, dim))?;
-        let call = |[q, k, v]: &[Tensor; 3], _: &Tensor, _: &Device| flash_attn(q, k, v, 0.05, true);
+        let call =
+            |[q, k, v]: &[Tensor; 3], _: &Tensor, _: &Device| flash_attn(q, k, v, 0.05, true);
         compare(&format!("dim {dim}"), &x, DType::BF16, dim <= 256, call)?;
     }
     Ok(())
@@ -188,7 +190,18 @@ fn varlen() -> Result<()> {
         compare("varlen, alibi", &x, DType::F16, false, |[q, k, v], _, device| {
             let ([sq, sk], slopes) = (ends(device)?, slopes(device)?);
             flash_attn_varlen_alibi_windowed_softcap(
-                q, k, v, Some(&slopes), &sq, &sk, 13, 14, SCALE, None, Some(0), 3.0,
+                q,
+                k,
+                v,
+                Some(&slopes),
+                &sq,
+                &sk,
+                13,
+                14,
+                SCALE,
+                None,
+                Some(0),
+                3.0,
             )
         })?;
     }
@@ -204,7 +217,20 @@ fn paged() -> Result<()> {
             let (sq, sk) = (sums(&[0, 3, 4], dtype, device)?, sums(&[0, 40, 61], dtype, device)?);
             let table = sums(&[2, 0, 1, 0], dtype, device)?.reshape((2, 2))?;
             flash_attn_varlen_paged_windowed(
-                q, k, v, &sq, &sk, &table, None, 3, 40, SCALE, None, Some(0), PAGE, None,
+                q,
+                k,
+                v,
+                &sq,
+                &sk,
+                &table,
+                None,
+                3,
+                40,
+                SCALE,
+                None,
+                Some(0),
+                PAGE,
+                None,
             )
         })?;
     }
