@@ -1,12 +1,11 @@
 """The Rust crates: their own tests, and what a Rust user expects to be clean.
 
-Needs cargo, and crates.io for one small dependency (the crates burn, candle and cudarc: for more) unless
-they are there already; what is missing is skipped and said. Everything that cargo makes lies
+Needs cargo, and crates.io for one small dependency (the crates burn, candle and cudarc: for more)
+unless they are there already; what is missing is skipped and said. Everything that cargo makes lies
 in build/rust and its neighbours.
 """
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess

@@ -6,7 +6,8 @@ Where FLASHATTN_EMULATOR is not the folder of the emulator's libraries nothing r
 with a GPU and CUDA's libraries but no Rust, the program that test_candle leaves at
 build/rust-candle-gpu/candle-gpu runs, too, with a library that has GPU kernels and CUDA's own:
 
-    LD_LIBRARY_PATH=build/cuda/src LD_PRELOAD="libcuda.so.1 libcublas.so.13 libcurand.so.10" candle-gpu
+    export LD_LIBRARY_PATH=build/cuda/src
+    LD_PRELOAD="libcuda.so.1 libcublas.so.13 libcurand.so.10" candle-gpu --test-threads 1
 """
 import os
 import pathlib

@@ -78,9 +78,7 @@ const struct Kernel {
 
 extern "C" {
 
-CUresult cuModuleLoadData(CUmodule* module, const void*) {
-  return *module = nullptr, CUDA_SUCCESS;
-}
+CUresult cuModuleLoadData(CUmodule* module, const void*) { return *module = nullptr, CUDA_SUCCESS; }
 CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
   for (const Kernel& kernel : kKernels) {
