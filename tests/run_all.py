@@ -23,7 +23,7 @@ from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
 
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
-OTHER_LANGUAGES = ("test_julia", "test_rust")
+OTHER_LANGUAGES = ("test_julia", "test_rust", "test_rust_gpu")
 # The suite arm runs these files of the numerics.
 ARM_NUMERICS = ("listed", "golden", "special", "eightbit", "quantize", "append")
 # An emulated processor for each instruction set, on which the library takes it by itself.
@@ -348,6 +348,10 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     table["fuzz"] = lambda: fuzz(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
+        table["languages-cuda"] = lambda: run.pytest(
+            "tests/bindings/test_rust_gpu.py",
+            env={**run.library(release(run)), **with_nvcc(),
+                 "FLASHATTN_EMULATOR": str(cuda_build(run) / "tests" / "emulator")})
         for backend in ("sm80", "sm90"):
             table[f"emulator-{backend}"] = (
                 lambda backend=backend: emulator(run, backend))  # type: ignore[misc]

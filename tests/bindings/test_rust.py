@@ -1,72 +1,23 @@
 """The Rust crates: their own tests, and what a Rust user expects to be clean.
 
-Needs cargo, and crates.io for one small dependency (the crates candle and cudarc: for more) unless
-they are there already; what is missing is skipped and said. Everything that cargo makes lies
+Needs cargo, and crates.io for one small dependency (the crates burn, candle and cudarc: for more)
+unless they are there already; what is missing is skipped and said. Everything that cargo makes lies
 in build/rust and its neighbours.
 """
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-RUST = ROOT / "bindings" / "rust"
-TARGET = ROOT / "build" / "rust"
-LIBRARY = pathlib.Path(os.environ.get("FLASHATTN_LIBRARY",
-                                      ROOT / "build" / "release" / "src" / "libflashattn.so"))
-# What decides where build.rs looks.
-LOOKUP = ("DOCS_RS", "FLASHATTN_LIB_DIR", "FLASHATTN_BUILD_FROM", "PKG_CONFIG", "PKG_CONFIG_PATH",
-          "PKG_CONFIG_LIBDIR")
-
-if not shutil.which("cargo"):
-    pytest.skip("no cargo: the Rust crates are not tested (https://rustup.rs)",
-                allow_module_level=True)
-if not LIBRARY.is_file():
-    pytest.skip("no libflashattn.so: ./run build makes it", allow_module_level=True)
-LINKED = {"FLASHATTN_LIB_DIR": str(LIBRARY.resolve().parent)}
-
-
-def cargo(*arguments, lookup=LINKED, folder=RUST, target=TARGET, **more):
-    """Runs cargo; returns its exit code and all it said."""
-    environment = {k: v for k, v in os.environ.items() if k not in LOOKUP}
-    environment.update(lookup, CARGO_TARGET_DIR=str(target), CARGO_TERM_COLOR="never",
-                       CARGO_PROFILE_DEV_DEBUG="line-tables-only", **more)
-    done = subprocess.run(["cargo", *arguments], cwd=folder, env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def succeed(*arguments, **more):
-    code, said = cargo(*arguments, **more)
-    assert code == 0, said[-8000:]
-    return said
-
-
-def passed(said):
-    """How many tests cargo ran."""
-    return sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", said))
+from crates import LINKED, ROOT, RUST, cargo, fetched, has, passed, succeed
 
 
 def paragraphs(name):
     """How many cases or refusals all languages share."""
     return len((ROOT / "tests" / "data" / name).read_text().strip().split("\n\n"))
-
-
-def fetched(folder):
-    code, said = cargo("fetch", "--locked", folder=folder)
-    if code and not re.search(r"lock file .* needs to be updated", said):
-        return said.strip().splitlines()[-1]
-    assert code == 0, said
-    return ""
-
-
-def has(component):
-    return cargo(component, "--version")[0] == 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,7 +151,7 @@ class TestBuildScript:
 class TestPackages:
     """The crates as crates.io would hand them out."""
 
-    CRATES = ("flashattn-sys", "flashattn", "candle", "cudarc")
+    CRATES = ("flashattn-sys", "flashattn", "cudarc", "candle", "burn")
 
     @pytest.fixture(scope="class")
     def packages(self, tmp_path_factory):
@@ -209,7 +160,8 @@ class TestPackages:
         for crate in self.CRATES:
             if missing := fetched(RUST / crate):
                 pytest.skip(f"{crate} cannot be fetched: {missing}")
-            own = self.found_in(flashattn=RUST / "flashattn", flashattn_sys=RUST / "flashattn-sys")
+            own = self.found_in(flashattn=RUST / "flashattn", flashattn_cudarc=RUST / "cudarc",
+                                flashattn_sys=RUST / "flashattn-sys")
             succeed("package", "--offline", "--no-verify", "--allow-dirty", *own,
                     folder=RUST / crate, target=target)
         for archive in (target / "package").glob("*.crate"):
@@ -223,7 +175,7 @@ class TestPackages:
                 ("--config", f"patch.crates-io.{name.replace('_', '-')}.path='{folder}'")]
 
     def test_what_a_registry_asks_for(self, packages):
-        assert set(packages) == {"flashattn-sys", "flashattn", "flashattn-candle",
+        assert set(packages) == {"flashattn-sys", "flashattn", "flashattn-burn", "flashattn-candle",
                                  "flashattn-cudarc"}
         address = re.search(r'Repository = "(.*)"', (ROOT / "pyproject.toml").read_text()).group(1)
         for name, folder in packages.items():
@@ -251,8 +203,17 @@ class TestPackages:
                        lookup={"PATH": path, **TestBuildScript.NO_PKG_CONFIG})
         assert "baseline" in said, said[-4000:]
 
+    @pytest.mark.parametrize("crate", ["burn", "candle", "cudarc"])
+    def test_bridges_are_built_from_packages(self, packages, crate):
+        """With the dependencies that test_bridges compiles."""
+        siblings = {name.replace("-", "_"): packages[name]
+                    for name in ("flashattn", "flashattn-sys", "flashattn-cudarc")
+                    if crate == "candle" or name != "flashattn-cudarc"}
+        succeed("build", "--offline", *self.found_in(**siblings),
+                folder=packages[f"flashattn-{crate}"], target=ROOT / "build" / f"rust-{crate}")
 
-@pytest.mark.parametrize("crate, least", [("candle", 12), ("cudarc", 8)])
+
+@pytest.mark.parametrize("crate, least", [("burn", 9), ("candle", 12), ("cudarc", 8)])
 def test_bridges(crate, least):
     folder = RUST / crate
     missing = fetched(folder)
@@ -267,3 +228,15 @@ def test_bridges(crate, least):
                 target=target)
     if has("fmt"):
         succeed("fmt", "--check", folder=folder)
+    succeed("doc", "--locked", "--no-deps", folder=folder, target=target,
+            RUSTDOCFLAGS="-D warnings")
+
+
+def test_patch():
+    """A program that depends on candle-flash-attn gets libflashattn, of candle's newest version."""
+    folder = RUST / "candle-flash-attn" / "consumer"
+    if missing := fetched(folder):
+        pytest.skip(f"candle-flash-attn's consumer cannot be fetched: {missing}")
+    said = succeed("run", "--locked", folder=folder, target=ROOT / "build" / "rust-patch",
+                   LD_LIBRARY_PATH=LINKED["FLASHATTN_LIB_DIR"])
+    assert "candle-flash-attn by libflashattn: [2, 5, 4, 16]" in said, said[-4000:]

@@ -1,5 +1,5 @@
-// NVIDIA's driver and runtime, as far as the library and the numerics suite call them: devices
-// whose memory is the host's, contexts, and graphs. Built as libcuda.so.1.
+// NVIDIA's driver and runtime, as far as the library, the numerics suite and the Rust crate cudarc
+// call them: devices whose memory is the host's, contexts, and graphs. Built as libcuda.so.1.
 //
 // FLASHATTN_EMULATOR_DEVICES: so many, else one. FLASHATTN_EMULATOR_FAILS=cudaLaunchKernel=700:
 // this function of the runtime fails with this error; read at each call.
@@ -275,6 +275,9 @@ CUresult cuDeviceGetName(char* text, int size, CUdevice) {
   std::snprintf(text, static_cast<size_t>(size), "emulator");
   return CUDA_SUCCESS;
 }
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  return *value = 0, CUDA_SUCCESS;  // no memory pools, say
+}
 CUresult cuGetErrorName(CUresult, const char** text) {
   return *text = "an error of the emulator", CUDA_SUCCESS;
 }
@@ -312,6 +315,12 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t size) {
   std::memcpy(to, reinterpret_cast<const void*>(from), size);
   return CUDA_SUCCESS;
 }
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t size, CUstream) {
+  return cuMemcpyHtoD(to, from, size);
+}
+CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
+  return cuMemcpyDtoH(to, from, size);
+}
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   emulator::enqueue(reinterpret_cast<cudaStream_t>(stream), [=] {
     emulator::host_writes(reinterpret_cast<void*>(to), size);
@@ -325,6 +334,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned) {
   return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) { return CUDA_SUCCESS; }
 CUresult cuStreamDestroy(CUstream stream) {
   delete reinterpret_cast<Queue*>(stream);
   return CUDA_SUCCESS;
@@ -362,6 +372,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned) { return *event = nullptr, CUDA_SUCCESS; }
+CUresult cuEventDestroy(CUevent) { return CUDA_SUCCESS; }
 CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
 CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
 CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }

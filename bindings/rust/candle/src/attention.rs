@@ -4,9 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{bail, DType, Result, Tensor};
 
-use crate::op::{FlashAttention, Numbers, Options};
+use crate::op::{FlashAttention, Options};
 use crate::sink::{SinkGradients, SinkTap};
-use crate::tensors::{floats, integers, readable};
+use crate::tensors::{floats, integers, lengths, readable, Beside};
 
 /// Attention with its options. Made once, called any number of times.
 ///
@@ -92,13 +92,13 @@ impl Attention {
     ///
     /// # Errors
     ///
-    /// What libflashattn refuses; a scale of 0; tensors of different types, of another type or rank, or
-    /// on a GPU.
+    /// What libflashattn refuses; a scale of 0; tensors of different types or devices, of another type
+    /// or rank, or on a GPU without the feature `cuda`.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
             check(name, tensor, q.dtype(), "(batch, seq, heads, dim)")?;
         }
-        self.apply(q, k, v, Numbers::default())
+        self.apply([q, k, v], None, Beside::NONE)
     }
 
     /// The attention of packed sequences, with gradients where k and v are no pages.
@@ -126,68 +126,68 @@ impl Attention {
         for (name, tensor) in [("k", k), ("v", v)] {
             check(name, tensor, q.dtype(), shape)?;
         }
-        let cu_seqlens_q = integers("seqlens_q", varlen.seqlens_q, &["batch + 1"])?;
-        let cu_seqlens_kv = integers("seqlens_k", varlen.seqlens_k, &["batch + 1"])?;
-        if cu_seqlens_q.len() != cu_seqlens_kv.len() {
+        let cu_seqlens_q = integers("seqlens_q", varlen.seqlens_q, q, &["batch + 1"])?;
+        let cu_seqlens_kv = integers("seqlens_k", varlen.seqlens_k, q, &["batch + 1"])?;
+        if cu_seqlens_q.dims() != cu_seqlens_kv.dims() {
             bail!(
                 "flash-attn: seqlens_k has {} elements and seqlens_q has {}; give batch + 1 of both",
-                cu_seqlens_kv.len(),
-                cu_seqlens_q.len()
+                cu_seqlens_kv.elem_count(),
+                cu_seqlens_q.elem_count()
             )
         }
-        let mut numbers = Numbers {
-            varlen: true,
-            max_seqlens: [varlen.max_seqlen_q, varlen.max_seqlen_k],
-            cu_seqlens_q,
-            ..Numbers::default()
-        };
+        let mut beside = Beside { cu_seqlens_q: Some(cu_seqlens_q), ..Beside::NONE };
         match varlen.block_table {
-            None => numbers.cu_seqlens_kv = cu_seqlens_kv,
+            None => beside.cu_seqlens_kv = Some(cu_seqlens_kv),
             Some(table) => {
-                let begins_and_ends = cu_seqlens_kv.windows(2);
-                numbers.lens_kv = begins_and_ends.map(|w| w[1].saturating_sub(w[0])).collect();
-                numbers.page_table = integers("block_table", table, &["batch", "pages"])?;
-                numbers.pages_each = table.dim(1)?;
-                numbers.page_size = k.dim(1)?;
+                beside.lens_kv = Some(lengths(&cu_seqlens_kv)?);
+                beside.page_table = Some(integers("block_table", table, q, &["batch", "pages"])?);
             }
         }
-        self.apply(q, k, v, numbers)
+        let max_seqlens = Some([varlen.max_seqlen_q, varlen.max_seqlen_k]);
+        self.apply([q, k, v], max_seqlens, beside)
     }
 
-    fn apply(&self, q: &Tensor, k: &Tensor, v: &Tensor, mut numbers: Numbers) -> Result<Tensor> {
+    fn apply(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        max_seqlens: Option<[usize; 2]>,
+        mut beside: Beside<Tensor>,
+    ) -> Result<Tensor> {
         if self.scale == 0.0 {
             // To the library, 0 is the default.
             bail!(
                 "flash-attn: scale = 0 would make every weight equal; give 1 / sqrt(dim), as a rule"
             )
         }
-        let sink = self.sink.as_ref().map(|sink| sink.to_dtype(DType::F32)).transpose()?;
-        let dsink = sink.as_ref().is_some_and(Tensor::track_op);
         if let Some(slopes) = &self.alibi_slopes {
             if slopes.track_op() {
                 bail!("flash-attn: alibi_slopes is tracked, and has no gradient; give its detach()")
             }
-            numbers.alibi_slopes = floats("alibi_slopes", slopes, 2)?;
-            numbers.slopes_each = match slopes.rank() {
-                2 => [slopes.dim(0)?, slopes.dim(1)?],
-                _ => [1, numbers.alibi_slopes.len()],
-            };
+            beside.alibi_slopes = Some(floats("alibi_slopes", slopes, q, 2)?);
         }
-        if let Some(sink) = &sink {
-            numbers.sink = floats("sink", sink, 1)?;
+        if let Some(sink) = &self.sink {
+            beside.sink = Some(floats("sink", sink, q, 1)?);
         }
-        let backward = dsink || [q, k, v].into_iter().any(Tensor::track_op);
+        let sink = beside.sink.clone().filter(Tensor::track_op);
+        let backward = sink.is_some() || [q, k, v].into_iter().any(Tensor::track_op);
         let sides = |n: Option<usize>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(-1));
-        let window = self.window.map(sides);
-        let options = Options { scale: self.scale, window, softcap: self.softcap, backward, dsink };
+        let page_size = if beside.page_table.is_some() { k.dim(1)? } else { 0 };
+        let options = Options {
+            scale: self.scale,
+            window: self.window.map(sides),
+            softcap: self.softcap,
+            backward,
+            dsink: sink.is_some(),
+            max_seqlens,
+            page_size,
+        };
         let gradients = Arc::new(SinkGradients::default());
-        let op =
-            FlashAttention { options, numbers, lse: OnceLock::new(), dsink: gradients.clone() };
+        let op = FlashAttention { options, beside, lse: OnceLock::new(), dsink: gradients.clone() };
         let (mut q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
         if !backward {
             return q.apply_op3_no_bwd(&k, &v, &op);
         }
-        if let (true, Some(sink)) = (dsink, &sink) {
+        if let Some(sink) = &sink {
             q = q.contiguous()?.apply_op2(sink, SinkTap { gradients })?;
         }
         q.apply_op3(&k, &v, op)
@@ -196,10 +196,10 @@ impl Attention {
 
 /// Refuses what cannot be handed on, in the words of the functions' arguments.
 fn check(name: &str, tensor: &Tensor, dtype: DType, shape: &str) -> Result<()> {
-    if !tensor.device().is_cpu() {
+    if tensor.device().is_metal() {
         bail!(
-            "flash-attn: {name} is on a GPU, and this crate computes on the CPU; move it with \
-             to_device(&Device::Cpu), or use the crate flashattn-cudarc"
+            "flash-attn: {name} is on a GPU of Metal, for which libflashattn has no kernels; move it \
+             with to_device(&Device::Cpu)"
         )
     }
     if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {

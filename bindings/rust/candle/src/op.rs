@@ -1,16 +1,20 @@
 //! The operation of candle's graph.
 
 use std::cell::RefCell;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{bail, CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::{backend::BackendStorage, CudaStorage};
+use candle_core::{
+    bail, CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
+};
 use flashattn::{
-    Array, DescBuilder, Dims, Gradients, Inputs, Output, Plan, Scalar, Upstream, View, ViewMut,
-    Workspace,
+    Array, DescBuilder, Dims, Gradients, Inputs, Output, Scalar, Upstream, View, ViewMut, Workspace,
 };
 
 use crate::sink::SinkGradients;
-use crate::tensors::{readable, refused, view, with_native, Native, Slice};
+use crate::tensors::{array, readable, refused, view, with_native, Beside, Native, Slice};
 
 thread_local! {
     /// Grows to what the thread's largest call needs, and is kept.
@@ -26,58 +30,103 @@ pub(crate) struct Options {
     /// Whether forward writes lse, and backward follows.
     pub backward: bool,
     pub dsink: bool,
-}
-
-/// The arrays beside q, k and v; empty where they are not given.
-#[derive(Default)]
-pub(crate) struct Numbers {
-    pub varlen: bool,
-    pub alibi_slopes: Vec<f32>,
-    pub slopes_each: [usize; 2], // (batch or 1, heads)
-    pub sink: Vec<f32>,
-    pub cu_seqlens_q: Vec<i32>,
-    pub cu_seqlens_kv: Vec<i32>,
-    pub lens_kv: Vec<i32>,
-    pub page_table: Vec<i32>,
-    pub pages_each: usize,
-    pub page_size: usize, // 0: k and v are no pages
-    pub max_seqlens: [usize; 2],
-}
-
-impl Numbers {
-    fn inputs<'a, T: Native>(&'a self, [q, k, v]: [View<'a, T>; 3]) -> Inputs<'a, T> {
-        let mut inputs = Inputs::new(q, k, v);
-        if !self.alibi_slopes.is_empty() {
-            inputs = inputs.alibi_slopes(Array::from(&self.alibi_slopes).dims(self.slopes_each));
-        }
-        if !self.sink.is_empty() {
-            inputs = inputs.sink(&self.sink);
-        }
-        if self.varlen {
-            let [max_q, max_kv] = self.max_seqlens;
-            inputs = inputs.cu_seqlens_q(&self.cu_seqlens_q).max_seqlen_q(max_q);
-            inputs = inputs.max_seqlen_kv(max_kv);
-        }
-        if self.page_size > 0 {
-            let rows = self.page_table.len() / self.pages_each.max(1);
-            let table = Array::from(&self.page_table).dims([rows, self.pages_each]);
-            inputs = inputs.page_table(table).lens_kv(&self.lens_kv);
-        } else if self.varlen {
-            inputs = inputs.cu_seqlens_kv(&self.cu_seqlens_kv);
-        }
-        inputs
-    }
+    /// At least the longest sequences of packed queries and keys. `None`: q is not packed.
+    pub max_seqlens: Option<[usize; 2]>,
+    /// 0: k and v are no pages.
+    pub page_size: usize,
 }
 
 /// One application: backward needs the lse that its own forward wrote.
 pub(crate) struct FlashAttention {
     pub options: Options,
-    pub numbers: Numbers,
-    pub lse: OnceLock<Vec<f32>>,
+    pub beside: Beside<Tensor>,
+    pub lse: OnceLock<Tensor>,
     pub dsink: Arc<SinkGradients>,
 }
 
-fn shape_of(dims: Dims) -> Shape {
+impl FlashAttention {
+    pub(crate) fn desc<T: Scalar>(&self, [q, k, v]: [Dims; 3]) -> DescBuilder {
+        let (options, beside) = (&self.options, &self.beside);
+        let mut desc = DescBuilder::new(T::DTYPE, q.heads, q.dim)
+            .heads_kv(k.heads)
+            .dim_v(v.dim)
+            .scale(options.scale)
+            .softcap(options.softcap);
+        desc = match options.window {
+            [-1, -1] => desc,
+            [-1, 0] => desc.causal(),
+            [left, right] => desc.window(left, right),
+        };
+        type Set = fn(DescBuilder) -> DescBuilder;
+        let flags: [(bool, Set); 6] = [
+            (beside.alibi_slopes.is_some(), DescBuilder::alibi),
+            (beside.sink.is_some(), DescBuilder::sink),
+            (options.dsink, DescBuilder::dsink),
+            (options.backward, DescBuilder::backward),
+            (beside.cu_seqlens_q.is_some(), DescBuilder::varlen_q),
+            (beside.cu_seqlens_kv.is_some(), DescBuilder::varlen_kv),
+        ];
+        for (wanted, set) in flags {
+            if wanted {
+                desc = set(desc);
+            }
+        }
+        match options.page_size {
+            0 => desc,
+            size => desc.paged(size),
+        }
+    }
+
+    pub(crate) fn inputs<'a, T: Native>(
+        &self,
+        [q, k, v]: [View<'a, T>; 3],
+        beside: Beside<Array<'a, f32>, Array<'a, i32>>,
+    ) -> Inputs<'a, T> {
+        let matrix = |tensor: &Option<Tensor>| match tensor.as_ref().map(Tensor::dims) {
+            Some(&[rows, columns]) => [rows, columns],
+            _ => [1, tensor.as_ref().map_or(0, Tensor::elem_count)],
+        };
+        let mut inputs = Inputs::new(q, k, v);
+        if let Some(slopes) = beside.alibi_slopes {
+            inputs = inputs.alibi_slopes(slopes.dims(matrix(&self.beside.alibi_slopes)));
+        }
+        if let Some(sink) = beside.sink {
+            inputs = inputs.sink(sink);
+        }
+        if let Some([max_q, max_kv]) = self.options.max_seqlens {
+            inputs = inputs.max_seqlen_q(max_q).max_seqlen_kv(max_kv);
+        }
+        if let Some(sums) = beside.cu_seqlens_q {
+            inputs = inputs.cu_seqlens_q(sums);
+        }
+        if let Some(sums) = beside.cu_seqlens_kv {
+            inputs = inputs.cu_seqlens_kv(sums);
+        }
+        if let Some(lens) = beside.lens_kv {
+            inputs = inputs.lens_kv(lens);
+        }
+        if let Some(table) = beside.page_table {
+            inputs = inputs.page_table(table.dims(matrix(&self.beside.page_table)));
+        }
+        inputs
+    }
+
+    /// How many numbers lse holds, where backward needs it.
+    pub(crate) fn rows(&self, q: Dims) -> usize {
+        if self.options.backward {
+            q.batch * q.heads * q.seq
+        } else {
+            0
+        }
+    }
+
+    pub(crate) fn lse(&self) -> Result<&Tensor> {
+        let Some(lse) = self.lse.get() else { bail!("flash-attn: backward before forward") };
+        Ok(lse)
+    }
+}
+
+pub(crate) fn shape_of(dims: Dims) -> Shape {
     match dims.varlen {
         true => Shape::from((dims.seq, dims.heads, dims.dim)),
         false => Shape::from((dims.batch, dims.seq, dims.heads, dims.dim)),
@@ -88,19 +137,38 @@ fn packed<T: Native>(dims: Dims) -> Vec<T> {
     vec![T::from_f32(0.0); dims.batch * dims.seq * dims.heads * dims.dim]
 }
 
-fn forward<T: Native>(op: &FlashAttention, arrays: [Slice<'_>; 3]) -> Result<(CpuStorage, Shape)> {
-    let [q, k, v] = [view::<T>(arrays[0])?, view(arrays[1])?, view(arrays[2])?];
-    let dims = Dims { dim: v.dims().dim, ..q.dims() };
+fn on_cpu(storage: &Storage) -> Result<&CpuStorage> {
+    match storage {
+        Storage::Cpu(storage) => Ok(storage),
+        _ => bail!("flash-attn: all tensors must be on one device"),
+    }
+}
+
+/// The arrays of tensors on the CPU. G: a lock of a tensor's memory.
+fn arrays<'a, G: Deref<Target = Storage>>(
+    held: &'a Beside<(G, &'a Layout)>,
+) -> Result<Beside<Array<'a, f32>, Array<'a, i32>>> {
+    held.map(|(s, layout)| array((on_cpu(s)?, *layout)), |(s, layout)| array((on_cpu(s)?, *layout)))
+}
+
+fn forward<T: Native>(op: &FlashAttention, tensors: [Slice<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+    let views = [view::<T>(tensors[0])?, view(tensors[1])?, view(tensors[2])?];
+    let [q, _, v] = views.map(|x| x.dims());
+    let dims = Dims { dim: v.dim, ..q };
     let mut o = packed::<T>(dims);
-    let rows = if op.options.backward { dims.batch * dims.heads * dims.seq } else { 0 };
-    let mut lse = vec![0f32; rows];
+    let mut lse = vec![0f32; op.rows(q)];
     let mut output = Output::new(ViewMut::new(&mut o, dims).map_err(refused)?);
     if op.options.backward {
         output = output.lse(&mut lse);
     }
-    let (plan, inputs) = (op.plan([q, k, v])?, op.numbers.inputs([q, k, v]));
+    let held = op.beside.map(|t| Ok(t.storage_and_layout()), |t| Ok(t.storage_and_layout()))?;
+    let inputs = op.inputs(views, arrays(&held)?);
+    let plan = op.desc::<T>(views.map(|x| x.dims())).build_cached().map_err(refused)?;
     WORKSPACE.with_borrow_mut(|scratch| plan.forward(&inputs, output, scratch)).map_err(refused)?;
-    op.lse.get_or_init(|| lse);
+    if op.options.backward {
+        let rows = lse.len();
+        op.lse.get_or_init(|| Tensor::from_vec(lse, rows, &Device::Cpu).expect("as many as rows"));
+    }
     Ok((T::to_cpu_storage_owned(o), shape_of(dims)))
 }
 
@@ -109,15 +177,12 @@ fn backward<T: Native>(op: &FlashAttention, tensors: [&Tensor; 5]) -> Result<[Te
     let guards = tensors.map(Tensor::storage_and_layout);
     let mut views = Vec::with_capacity(5);
     for (storage, layout) in &guards {
-        let Storage::Cpu(storage) = &**storage else {
-            bail!("flash-attn: tensors must be on the CPU")
-        };
-        views.push(view::<T>((storage, layout))?);
+        views.push(view::<T>((on_cpu(storage)?, layout))?);
     }
     let [q, k, v, o, dout] = [views[0], views[1], views[2], views[3], views[4]];
-    let Some(lse) = op.lse.get() else { bail!("flash-attn: backward before forward") };
     let (mut dq, mut dk, mut dv) = (packed(q.dims()), packed(k.dims()), packed(v.dims()));
-    let mut dsink = vec![0f32; if op.options.dsink { op.numbers.sink.len() } else { 0 }];
+    let heads = if op.options.dsink { q.dims().heads } else { 0 };
+    let mut dsink = vec![0f32; heads];
     let mut gradients = Gradients::new(
         ViewMut::<T>::new(&mut dq, q.dims()).map_err(refused)?,
         ViewMut::new(&mut dk, k.dims()).map_err(refused)?,
@@ -126,50 +191,19 @@ fn backward<T: Native>(op: &FlashAttention, tensors: [&Tensor; 5]) -> Result<[Te
     if op.options.dsink {
         gradients = gradients.dsink(&mut dsink);
     }
-    let (plan, inputs) = (op.plan([q, k, v])?, op.numbers.inputs([q, k, v]));
-    let upstream = Upstream::new(o, lse, dout);
+    let held = op.beside.map(|t| Ok(t.storage_and_layout()), |t| Ok(t.storage_and_layout()))?;
+    let inputs = op.inputs([q, k, v], arrays(&held)?);
+    let plan = op.desc::<T>([q, k, v].map(|x| x.dims())).build_cached().map_err(refused)?;
+    let (lse, lse_layout) = op.lse()?.storage_and_layout();
+    let upstream = Upstream::new(o, array::<f32>((on_cpu(&lse)?, lse_layout))?, dout);
     WORKSPACE
         .with_borrow_mut(|scratch| plan.backward(&inputs, &upstream, gradients, scratch))
         .map_err(refused)?;
     if op.options.dsink {
-        op.dsink.put(dsink);
+        op.dsink.put(Tensor::from_vec(dsink, heads, &Device::Cpu)?);
     }
-    let tensor = |data, like: &Tensor| Tensor::from_vec(data, like.shape(), like.device());
+    let tensor = |data, like: &Tensor| Tensor::from_vec(data, like.shape(), &Device::Cpu);
     Ok([tensor(dq, tensors[0])?, tensor(dk, tensors[1])?, tensor(dv, tensors[2])?])
-}
-
-impl FlashAttention {
-    fn plan<T: Native>(&self, [q, k, v]: [View<'_, T>; 3]) -> Result<Arc<Plan>> {
-        let (options, numbers) = (&self.options, &self.numbers);
-        let mut desc = DescBuilder::new(<T as Scalar>::DTYPE, q.dims().heads, q.dims().dim)
-            .heads_kv(k.dims().heads)
-            .dim_v(v.dims().dim)
-            .scale(options.scale)
-            .softcap(options.softcap);
-        desc = match options.window {
-            [-1, -1] => desc,
-            [-1, 0] => desc.causal(),
-            [left, right] => desc.window(left, right),
-        };
-        type Set = fn(DescBuilder) -> DescBuilder;
-        let flags: [(bool, Set); 6] = [
-            (!numbers.alibi_slopes.is_empty(), DescBuilder::alibi),
-            (!numbers.sink.is_empty(), DescBuilder::sink),
-            (options.dsink, DescBuilder::dsink),
-            (options.backward, DescBuilder::backward),
-            (numbers.varlen, DescBuilder::varlen_q),
-            (numbers.varlen && numbers.page_size == 0, DescBuilder::varlen_kv),
-        ];
-        for (wanted, set) in flags {
-            if wanted {
-                desc = set(desc);
-            }
-        }
-        if numbers.page_size > 0 {
-            desc = desc.paged(numbers.page_size);
-        }
-        desc.build_cached().map_err(refused)
-    }
 }
 
 impl CustomOp3 for FlashAttention {
@@ -186,8 +220,23 @@ impl CustomOp3 for FlashAttention {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let arrays = [(q, q_layout), (k, k_layout), (v, v_layout)];
-        with_native!(CpuStorage, q, forward, self, arrays)
+        let tensors = [(q, q_layout), (k, k_layout), (v, v_layout)];
+        with_native!(CpuStorage, q, forward, self, tensors)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        use crate::cuda::forward;
+        let tensors = [(q, q_layout), (k, k_layout), (v, v_layout)];
+        with_native!(DType, q.dtype(), forward, self, tensors)
     }
 
     fn bwd(
@@ -201,6 +250,12 @@ impl CustomOp3 for FlashAttention {
         // Gradients arrive broadcast or transposed.
         let dout = readable(dout)?;
         let tensors = [q, k, v, o, &dout];
+        #[cfg(feature = "cuda")]
+        if q.device().is_cuda() {
+            use crate::cuda::backward;
+            let [dq, dk, dv] = with_native!(DType, q.dtype(), backward, self, tensors)?;
+            return Ok((Some(dq), Some(dk), Some(dv)));
+        }
         let [dq, dk, dv] = with_native!(DType, q.dtype(), backward, self, tensors)?;
         Ok((Some(dq), Some(dk), Some(dv)))
     }

@@ -5,24 +5,26 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
+#[cfg(feature = "cuda")]
+use candle_core::{backend::BackendStorage, CudaStorage, DType};
 use candle_core::{bail, CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
-use crate::tensors::{with_native, Native, Slice};
+use crate::tensors::{range, with_native, Native, Slice};
 
 /// What the attention's backward leaves for that of the tap, which comes later on the same thread.
 #[derive(Default)]
-pub(crate) struct SinkGradients(Mutex<HashMap<ThreadId, Vec<f32>>>);
+pub(crate) struct SinkGradients(Mutex<HashMap<ThreadId, Tensor>>);
 
 impl SinkGradients {
-    pub(crate) fn put(&self, dsink: Vec<f32>) {
+    pub(crate) fn put(&self, dsink: Tensor) {
         self.map(|all| all.insert(thread::current().id(), dsink));
     }
 
-    fn take(&self) -> Option<Vec<f32>> {
+    fn take(&self) -> Option<Tensor> {
         self.map(|all| all.remove(&thread::current().id()))
     }
 
-    fn map<R>(&self, f: impl FnOnce(&mut HashMap<ThreadId, Vec<f32>>) -> R) -> R {
+    fn map<R>(&self, f: impl FnOnce(&mut HashMap<ThreadId, Tensor>) -> R) -> R {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -33,10 +35,7 @@ pub(crate) struct SinkTap {
 }
 
 fn copy<T: Native>((storage, layout): Slice<'_>) -> Result<CpuStorage> {
-    let Some((begin, end)) = layout.contiguous_offsets() else {
-        bail!("flash-attn: q must be contiguous where it meets the sink: {layout:?}")
-    };
-    Ok(T::to_cpu_storage_owned(storage.as_slice::<T>()?[begin..end].to_vec()))
+    Ok(T::to_cpu_storage_owned(storage.as_slice::<T>()?[range(layout)?].to_vec()))
 }
 
 impl CustomOp2 for SinkTap {
@@ -54,16 +53,29 @@ impl CustomOp2 for SinkTap {
         Ok((with_native!(CpuStorage, q, copy, (q, layout))?, layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        layout: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        use crate::cuda::copy;
+        let copied = with_native!(DType, q.dtype(), copy, (q, layout))?;
+        Ok((copied, layout.shape().clone()))
+    }
+
     fn bwd(
         &self,
         _: &Tensor,
-        sink: &Tensor,
+        _: &Tensor,
         _: &Tensor,
         dq: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let Some(dsink) = self.gradients.take() else {
             bail!("flash-attn: backward of a sink before that of its attention")
         };
-        Ok((Some(dq.clone()), Some(Tensor::from_vec(dsink, sink.shape(), sink.device())?)))
+        Ok((Some(dq.clone()), Some(dsink)))
     }
 }

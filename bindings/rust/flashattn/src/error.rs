@@ -33,14 +33,22 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl Error {
+    /// For bridges to other libraries' arrays: a refusal, INVALID_ARGUMENT, of what the library cannot
+    /// see. The message names value, limit and remedy.
+    pub fn invalid(reason: Reason, field: &str, message: impl Into<String>) -> Self {
+        Self {
+            status: Status::ERROR_INVALID_ARGUMENT,
+            reason,
+            field: field.to_string(),
+            message: message.into(),
+        }
+    }
+}
+
 /// What the library would refuse if it could see it: lengths of slices, mostly.
 pub(crate) fn invalid(reason: Reason, field: &str, message: impl Into<String>) -> Error {
-    Error {
-        status: Status::ERROR_INVALID_ARGUMENT,
-        reason,
-        field: field.to_string(),
-        message: message.into(),
-    }
+    Error::invalid(reason, field, message)
 }
 
 /// A size of the caller as the header's 32-bit field.

@@ -50,6 +50,11 @@ mod run;
 mod view;
 mod workspace;
 
+// The README's examples are compiled and run with those of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub use append_arguments::{AppendInputs, AppendOutput};
 pub use arguments::{Gradients, Output, Part, Upstream};
 pub use array::{Array, ArrayMut};

@@ -1,0 +1,3 @@
+//! The crate `flashattn-candle` under another name.
+
+pub use flashattn_candle::*;
