@@ -18,6 +18,7 @@ from .._errors import fail, invalid
 from .._inputs import Inputs
 from .._library import ffi, lib
 from .._options import uniform
+from ._repeat import Calls
 
 # The tensors that may come beside q, k and v, in the order of the operators.
 BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
@@ -72,6 +73,7 @@ class _Call(NamedTuple):
     ragged: bool  # some rows belong to no sequence, and are not written
     copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
     results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
+    lse: Any  # of the type and on the device of one, and as large
     device: Any
     spare: List[Any]  # flashattn_args of calls that are over
 
@@ -123,13 +125,15 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
     return inputs
 
 
-def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]]) -> Any:
-    """The entry in _Call.results of a tensor that is stored as (batch, seq, heads, dim)."""
+def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]],
+            given: Optional[Tensor]) -> Any:
+    """The entry in _Call.results of a tensor that is stored as given is; None: as (batch, seq,
+    heads, dim)."""
     step, found = 1, [0] * len(shape)
     for axis in reversed(order or tuple(range(len(shape)))):
         found[axis] = step
         step *= max(shape[axis], 1)
-    strides = tuple(found)
+    strides = tuple(found) if given is None else given.stride()
     model = like.new_empty_strided(like.shape, like.stride(), device="meta")
     same = tuple(shape) == tuple(like.shape) and torch.empty_like(model).stride() == strides
     return None if same else (tuple(shape), strides)
@@ -150,8 +154,9 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: T
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged, copied, results,
-                 device, [])
+    lse_shape = inputs.lse_shape()
+    call = _Call(plan, args, needed[0], lse_shape, inputs.ragged, copied, results,
+                 torch.empty((), dtype=_FLOAT, device=device).expand(lse_shape), device, [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
@@ -220,13 +225,27 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
     """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders
     make so; lse is None without return_lse. o is written and returned; None: one is made, stored as
     (batch, seq, heads, dim)."""
+    return run_forward(prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
+                                       o), q, k, v, beside, return_lse, o)
+
+
+def prepare_forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
+                    max_kv: int, options: Options, return_lse: bool, orders: Orders = None,
+                    o: Optional[Tensor] = None) -> _Call:
+    """What forward() runs, for tensors like these."""
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype,
            k.get_device(), v.shape, v.stride(), v.dtype, v.get_device(),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
            orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
            torch.get_num_threads())
-    call = _plan.prepared.get(key) or _prepare_forward(
+    return _plan.prepared.get(key) or _prepare_forward(
         key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o)
+
+
+def run_forward(call: _Call, q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
+                return_lse: bool, o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
+    """forward() for a call that fits. o: None: one is made, stored as it was when the call was
+    prepared."""
     if call.copied:
         q, k, v = _dense(call.copied, (q, k, v))
     filled = _arguments(call, q, k, v, beside)
@@ -235,9 +254,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
         o = _make(call, 0, q)
     words[_O] = o.data_ptr()
     lse = None
-    if return_lse:  # torch.empty takes half the time of q.new_empty with a type
-        lse = (torch.zeros if call.ragged else torch.empty)(
-            call.lse_shape, dtype=_FLOAT, device=call.device)
+    if return_lse:
+        if call.ragged:
+            lse = torch.zeros(call.lse_shape, dtype=_FLOAT, device=call.device)
+        else:  # this takes half the time of torch.empty with a type and a device
+            lse = torch.empty_like(call.lse, memory_format=torch.contiguous_format)
         words[_LSE] = lse.data_ptr()
     _run(lib.flashattn_forward, call, filled, q)
     runs["forward"] += 1
@@ -257,7 +278,7 @@ def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optio
             options, inputs, torch.get_num_threads(), return_lse=return_lse))
         args = _plan.new_args(inputs.sizes)
         inputs.fill(args)
-        result = _result(q, (*q.shape[:-1], v.shape[-1]), order)
+        result = _result(q, (*q.shape[:-1], v.shape[-1]), order, o)
         args.o = _EMPTY if o is None else _given(
             o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
         return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,),
@@ -274,11 +295,11 @@ def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: A
 def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
              options: Options, return_dbias: bool, return_dsink: bool, orders: Orders = None,
-             grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+             grads: Optional[Sequence[Tensor]] = None,
+             calls: Optional[Calls] = None) -> Tuple[Optional[Tensor], ...]:
     """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
-    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim)."""
-    if not lse.is_contiguous():
-        lse = lse.contiguous()
+    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim).
+    calls keep the call, for run_backward(), if its tensors are all that it has."""
     if dlse is not None:
         dlse = dlse.contiguous()
     key = (dout.shape, dout.stride(), dout.dtype, dout.get_device(), q.shape, q.stride(), q.dtype,
@@ -289,10 +310,24 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
     call = _plan.prepared.get(key) or _prepare_backward(
-        key, (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias,
+        key, (dout, q, k, v, o), dlse, lse.contiguous(), beside, max_q, max_kv, options, return_dbias,
         return_dsink, orders, grads)
+    if calls is not None and dlse is None and beside is NOTHING:
+        calls.keep(call, dout, q, k, v, o, lse)
+    return run_backward(call, dout, dlse, q, k, v, o, lse, beside, return_dbias, return_dsink,
+                        grads)
+
+
+def run_backward(call: _Call, dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
+                 o: Tensor, lse: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
+                 return_dbias: bool = False, return_dsink: bool = False,
+                 grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+    """backward() for a call that fits. grads: None: they are made, stored as they were when the
+    call was prepared."""
     if call.copied:
         dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
+    if not lse.is_contiguous():
+        lse = lse.contiguous()
     filled = _arguments(call, q, k, v, beside)
     words = filled[1]
     words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
@@ -342,6 +377,7 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
             setattr(args, name, _given(tensor, name, by, like, like.dim, like.view.dtype, inputs))
         if plan.descriptor.features & Feature.DBIAS:
             args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
-        results = tuple([_result(x, x.shape, by) for x, by in zip(tensors[1:4], every[1:4])])
+        results = tuple([_result(x, x.shape, by, given) for x, by, given in zip(
+            tensors[1:4], every[1:4], grads or (None,) * 3)])
         return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results,
                          q.device)
