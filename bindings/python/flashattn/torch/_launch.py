@@ -30,6 +30,7 @@ _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
 _POINTER = ffi.typeof("void *")
+_forward, _backward = lib.flashattn_forward, lib.flashattn_backward
 _FLOAT, _BYTE = torch.float32, torch.uint8
 # These ask for the current GPU and its stream. The public functions of torch take microseconds to
 # see to the initialisation of CUDA, which a tensor on a GPU has done.
@@ -69,12 +70,11 @@ class _Call(NamedTuple):
     plan: Any  # keeps the library's plan alive
     args: Any  # flashattn_args without pointers
     bytes: int  # of workspace
-    lse_shape: Tuple[int, ...]
     ragged: bool  # some rows belong to no sequence, and are not written
     copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
     results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
-    lse: Any  # of the type and on the device of one, and as large
-    device: Any
+    lse: Any  # one element that says its type, device and size
+    scratch: Any  # likewise; None: none is needed
     spare: List[Any]  # flashattn_args of calls that are over
 
 
@@ -145,6 +145,15 @@ def _make(call: _Call, i: int, like: Tensor) -> Tensor:
     return made.zero_() if call.ragged else made
 
 
+def _model(dtype: Any, shape: Tuple[int, ...], device: Any) -> Tensor:
+    """An element for _like(), which takes half the time of torch.empty with a type and a device."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+
+def _like(model: Tensor) -> Tensor:
+    return torch.empty_like(model, memory_format=torch.contiguous_format)
+
+
 def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
               results: Tuple[Any, ...], device: Any) -> _Call:
     needed = ffi.new("int64_t *")
@@ -154,24 +163,23 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: T
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    lse_shape = inputs.lse_shape()
-    call = _Call(plan, args, needed[0], lse_shape, inputs.ragged, copied, results,
-                 torch.empty((), dtype=_FLOAT, device=device).expand(lse_shape), device, [])
+    call = _Call(plan, args, needed[0], inputs.ragged, copied, results,
+                 _model(_FLOAT, inputs.lse_shape(), device),
+                 _model(_BYTE, (needed[0],), device) if needed[0] else None, [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
     return call
 
 
-def _run(function: Any, call: _Call, filled: Tuple[Any, Any], q: Tensor) -> None:
+def _run(function: Any, call: _Call, args: Any, q: Tensor) -> None:
+    size = call.bytes
     if q.is_cpu:
-        status = function(call.plan._plan, filled[0], _plan._workspace(call.bytes), call.bytes,
-                          ffi.NULL)
+        status = function(call.plan._plan, args, _plan._workspace(size), size, ffi.NULL)
     else:
-        status = _enqueue(function, call, filled[0], q.get_device())
+        status = _enqueue(function, call, args, q.get_device())
     if status:
         fail(status)
-    call.spare.append(filled)
 
 
 def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
@@ -181,14 +189,13 @@ def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
             return _enqueue(function, call, args, index)
     scratch = ffi.NULL
     if call.bytes:  # the allocator reuses its memory in the order of the stream
-        memory = torch.empty(call.bytes, dtype=_BYTE, device=call.device)
+        memory = _like(call.scratch)
         scratch = ffi.cast(_POINTER, memory.data_ptr())
     return int(function(call.plan._plan, args, scratch, call.bytes,
                         ffi.cast(_POINTER, _current_stream(index))))
 
 
-def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
-               beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
+def _arguments(call: _Call, beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
     """flashattn_args that no other thread has, and its words. Those of an earlier call differ in no
     more than the pointers, all of which are written."""
     try:
@@ -196,9 +203,8 @@ def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
     except IndexError:
         args = ffi.new(_ARGS, call.args[0])
         filled = args, ffi.cast(_WORDS, args)
-    words = filled[1]
-    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if beside is not NOTHING:
+        words = filled[1]
         for word, tensor in zip(_BESIDE_WORDS, beside):
             if tensor is not None:
                 words[word] = tensor.data_ptr()
@@ -248,19 +254,19 @@ def run_forward(call: _Call, q: Tensor, k: Tensor, v: Tensor, beside: Sequence[O
     prepared."""
     if call.copied:
         q, k, v = _dense(call.copied, (q, k, v))
-    filled = _arguments(call, q, k, v, beside)
-    words = filled[1]
+    filled = args, words = _arguments(call, beside)
+    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if o is None:
         o = _make(call, 0, q)
     words[_O] = o.data_ptr()
     lse = None
     if return_lse:
+        lse = _like(call.lse)
         if call.ragged:
-            lse = torch.zeros(call.lse_shape, dtype=_FLOAT, device=call.device)
-        else:  # this takes half the time of torch.empty with a type and a device
-            lse = torch.empty_like(call.lse, memory_format=torch.contiguous_format)
+            lse.zero_()
         words[_LSE] = lse.data_ptr()
-    _run(lib.flashattn_forward, call, filled, q)
+    _run(_forward, call, args, q)
+    call.spare.append(filled)
     runs["forward"] += 1
     return o, lse
 
@@ -328,8 +334,8 @@ def run_backward(call: _Call, dout: Tensor, dlse: Optional[Tensor], q: Tensor, k
         dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
     if not lse.is_contiguous():
         lse = lse.contiguous()
-    filled = _arguments(call, q, k, v, beside)
-    words = filled[1]
+    filled = args, words = _arguments(call, beside)
+    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
     if dlse is not None:
         words[_DLSE] = dlse.data_ptr()
@@ -343,7 +349,8 @@ def run_backward(call: _Call, dout: Tensor, dlse: Optional[Tensor], q: Tensor, k
     if return_dsink:
         dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
         words[_DSINK] = dsink.data_ptr()
-    _run(lib.flashattn_backward, call, filled, q)
+    _run(_backward, call, args, q)
+    call.spare.append(filled)
     runs["backward"] += 1
     return dq, dk, dv, dbias, dsink
 

@@ -34,5 +34,6 @@ class Calls:
         """find() looks in the same context: grad mode and others count."""
         if _TensorGuards is not None:
             guards = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            known = prepared.get(self, ())[:_MOST - 1]
-            prepared[self] = ((guards.check, _threads(), found), *known)
+            if guards.check(*tensors):  # it never is for a tensor that comes twice
+                known = prepared.get(self, ())[:_MOST - 1]
+                prepared[self] = ((guards.check, _threads(), found), *known)
