@@ -316,8 +316,8 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
     call = _plan.prepared.get(key) or _prepare_backward(
-        key, (dout, q, k, v, o), dlse, lse.contiguous(), beside, max_q, max_kv, options, return_dbias,
-        return_dsink, orders, grads)
+        key, (dout, q, k, v, o), dlse, lse.contiguous(), beside, max_q, max_kv, options,
+        return_dbias, return_dsink, orders, grads)
     if calls is not None and dlse is None and beside is NOTHING:
         calls.keep(call, dout, q, k, v, o, lse)
     return run_backward(call, dout, dlse, q, k, v, o, lse, beside, return_dbias, return_dsink,
