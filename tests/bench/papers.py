@@ -5,13 +5,14 @@ run.
 Training steps of GPT-2 and BERT-large (Dao et al. 2022), the shapes of the Long Range Arena (Tay et
 al. 2021), the tables of the two Triton tutorials, time against the density of a block mask, and the
 loss curve of a small GPT-2 on the text in tests/data. The runners take turns; figures are medians.
-On a CPU, training steps of a MiniLM, and less of the rest.
+On a CPU, training steps of a MiniLM and a GPT-2, and less of the rest.
 """
 from __future__ import annotations
 
 import argparse
 import csv
 import gc
+import itertools
 import json
 import pathlib
 import statistics
@@ -21,6 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashattn.torch
 
@@ -48,6 +50,18 @@ def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 RUNNERS: Dict[str, Attention] = {"materialised": materialised, "sdpa": sdpa, "flashattn": ours}
 
 
+def nothing(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """In the place of attention: what no attention could be faster than."""
+    return q + k + v
+
+
+def sdpa_by(backend: SDPBackend) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        with sdpa_kernel(backend):
+            return sdpa(q, k, v, causal)
+    return attention
+
+
 class Shape(NamedTuple):
     """A transformer and its batch."""
 
@@ -60,6 +74,7 @@ class Shape(NamedTuple):
     batch: int
     causal: bool = True
     vocabulary: int = 50257
+    autocast: bool = True  # to bfloat16
 
 
 _GPT2, _LENGTHS = "3 x materialised at 1k", (1024, 2048, 4096)
@@ -70,8 +85,12 @@ SHAPES: Dict[str, List[Shape]] = {
         Shape("BERT-large, 512", "1.15 x the fused record", 24, 1024, 16, 512, 32, False, 30522),
         *[Shape(f"Long Range Arena, {n}", "2.4 x materialised", 4, 512, 8, n, 65536 // n, False,
                 256) for n in _LENGTHS]],
-    "cpu": [Shape(f"MiniLM, {n}", "", 6, 384, 12, n, 2048 // n, False, 30522)
-            for n in (512, 1024, 2048)],
+    "cpu": [shape._replace(name=f"{shape.name}, {'bf16' if autocast else 'fp32'}",
+                           autocast=autocast)
+            for autocast in (True, False) for shape in (
+                *[Shape(f"MiniLM, {n}", "", 6, 384, 12, n, 2048 // n, False, 30522)
+                  for n in (512, 1024, 2048)],
+                Shape("GPT-2 small, 2048", "", 12, 768, 12, 2048, 1))],
 }
 
 
@@ -109,20 +128,19 @@ class Transformer(nn.Module):
 
 
 class Step:
-    """A model, and what a step of its training is: forward, backward, AdamW; in bfloat16 on a GPU,
-    by autocast."""
+    """A model, and what a step of its training is: forward, backward, AdamW."""
 
     def __init__(self, shape: Shape, attention: Attention, device: str, seed: int = 0) -> None:
         torch.manual_seed(seed)
         with torch.device(device):  # a GPU draws 0.35e9 weights in no time, a CPU in seconds
             self.model = Transformer(shape, attention)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
-        self.device = device
+        self.device, self.autocast = device, shape.autocast
         self.ids = torch.randint(shape.vocabulary, (shape.batch, shape.tokens + 1), device=device)
 
     def __call__(self, ids: Optional[Tensor] = None) -> Tensor:
         ids = self.ids if ids is None else ids
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
             logits = self.model(ids[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         self.optimizer.zero_grad(set_to_none=True)
@@ -199,6 +217,9 @@ class Bench:
         self.lines.append(line)
         cells = [f"{seconds[r] * 1e3:.2f} ms" if r in seconds else "out of memory" if r in makers
                  else "" for r in RUNNERS]
+        if nothing.__name__ in seconds:
+            most = seconds["sdpa"] / seconds[nothing.__name__]
+            claim += f"without any attention {most:.2f} x sdpa"
         mine = seconds.get("flashattn")
         cells += [f"{seconds[r] / mine:.2f} x" if mine and r in seconds else ""
                   for r in ("materialised", "sdpa")]
@@ -215,11 +236,13 @@ class Bench:
               f"the literature |\n|{'---|' * columns}")
 
     def training(self, shapes: Sequence[Shape]) -> None:
+        """On a CPU also what a step takes without attention, which GPUs have no memory for."""
         self.head("A training step")
+        runners = {**RUNNERS, **({nothing.__name__: nothing} if self.device == "cpu" else {})}
         for shape in shapes:
             self.row("training", shape.name, shape.claim, {
                 name: lambda shape=shape, f=f: Step(shape, f, self.device)  # type: ignore[misc]
-                for name, f in RUNNERS.items()})
+                for name, f in runners.items()})
 
     def tutorials(self, lengths: Sequence[int]) -> None:
         """4 sequences, 32 heads of 64."""
@@ -256,31 +279,53 @@ class Bench:
             self.row("densities", f"{mask.float().mean().item():.3f}", "proportional",
                      {"flashattn": lambda work=work: work})  # type: ignore[misc]
 
-    def losses(self, shape: Shape, steps: int) -> None:
-        """Three runs: SDPA's, SDPA's once more, ours. On a GPU sums of gradients come in another
-        order each time, and training lets that grow."""
-        curves = {}
-        for name, attention in (("sdpa", sdpa), ("sdpa again", sdpa), ("flashattn", ours)):
-            self.free()
-            step = Step(shape, attention, self.device)
-            curves[name] = torch.stack([step(ids) for ids in batches(shape, steps, self.device)])
-        for i, values in enumerate(zip(*[curve.tolist() for curve in curves.values()])):
-            self.lines.append({"table": "losses", "row": i + 1, **{
-                f"loss, {name}": value for name, value in zip(curves, values)}})
-        spread = (curves["sdpa again"] - curves["sdpa"]).abs()
-        apart = (curves["flashattn"] - curves["sdpa"]).abs()
-        print(f"\nLoss of {shape.name} over {steps} steps on tests/data/passages.json: from "
-              f"{curves['sdpa'][0]:.3f} to {curves['sdpa'][-1]:.3f} by SDPA, "
-              f"{curves['flashattn'][-1]:.3f} by flashattn. Largest and mean difference of "
-              f"flashattn from SDPA {apart.max():.4f}, {apart.mean():.5f}; of SDPA from itself "
-              f"{spread.max():.4f}, {spread.mean():.5f}", flush=True)
+    def losses(self, shape: Shape, steps: int, seeds: int) -> None:
+        """Curves of SDPA, of SDPA once more, of each of SDPA's kernels, and ours.
+
+        A second run of the same kernel has the same o, bit for bit; on a GPU sums of gradients come
+        in another order. Another kernel rounds every o in another way. Training lets both grow, so
+        that SDPA's kernels among themselves are what another kernel compares with.
+        """
+        kernels = {f"sdpa {backend.name.lower().partition('_attention')[0]}": sdpa_by(backend)
+                   for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+                                   SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)}
+        runs = {"sdpa": sdpa, "sdpa again": sdpa, **kernels, "flashattn": ours}
+        for seed in range(seeds):
+            curves = {name: curve for name, f in runs.items()
+                      if (curve := self.curve(f, shape, steps, seed)) is not None}
+            for i, values in enumerate(zip(*[curve.tolist() for curve in curves.values()])):
+                self.lines.append({"table": f"losses, seed {seed}", "row": i + 1, **{
+                    f"loss, {name}": value for name, value in zip(curves, values)}})
+            theirs = [name for name in kernels if name in curves]
+            first = curves["sdpa"]
+            print(f"\nLoss of {shape.name} over {steps} steps on tests/data/passages.json, seed "
+                  f"{seed}: from {first[0]:.3f} to {first[-1]:.3f} by SDPA, "
+                  f"{curves['flashattn'][-1]:.3f} by flashattn. Differences:\n\n"
+                  "| | mean | largest |\n|---|---|---|")
+            pairs = [("sdpa", "sdpa again"), *itertools.combinations(theirs, 2),
+                     *[(name, "flashattn") for name in ("sdpa", *theirs)]]
+            for a, b in pairs:
+                apart = (curves[a] - curves[b]).abs()
+                print(f"| {a}, {b} | {apart.mean():.5f} | {apart.max():.4f} |", flush=True)
+
+    def curve(self, attention: Attention, shape: Shape, steps: int,
+              seed: int) -> Optional[Tensor]:
+        """Losses; None where that kernel does not run."""
+        self.free()
+        step = Step(shape, attention, self.device, seed)
+        try:
+            return torch.stack([step(ids) for ids in batches(shape, steps, self.device, seed)])
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
+                raise
+            return None
 
 
-def batches(shape: Shape, steps: int, device: str) -> Iterator[Tensor]:
+def batches(shape: Shape, steps: int, device: str, seed: int = 0) -> Iterator[Tensor]:
     """Bytes of the passages, the same places for every runner."""
     passages = json.loads((ROOT / "tests" / "data" / "passages.json").read_text(encoding="utf-8"))
     data = torch.tensor(list(json.dumps(passages, ensure_ascii=False).encode()))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         starts = torch.randint(len(data) - shape.tokens - 1, (shape.batch,), generator=generator)
         yield torch.stack([data[i:i + shape.tokens + 1] for i in starts.tolist()]).to(device)
@@ -300,7 +345,7 @@ def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
     left.set_xticks(range(len(steps)), [line["row"] for line in steps], rotation=60, ha="right")
     left.set_ylabel("ms a training step")
     left.legend()
-    losses = [line for line in lines if line["table"] == "losses"]
+    losses = [line for line in lines if line["table"] == "losses, seed 0"]
     for name in ([key for key in losses[0] if key.startswith("loss, ")] if losses else ()):
         right.plot([line[name] for line in losses], label=name)
     right.set_xlabel("step")
@@ -310,17 +355,17 @@ def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
     return f"picture: {path}"
 
 
-def sizes(device: str, quick: bool) -> Tuple[List[Shape], Sequence[int], int, Shape, int]:
+def sizes(device: str, quick: bool) -> Tuple[List[Shape], Sequence[int], int, Shape, int, int]:
     """Shapes of training steps, lengths of the tutorials, tokens of the block masks, the model of
-    the loss curve and its steps. quick: the least that runs every part."""
+    the loss curve, its steps and seeds. quick: the least that runs every part."""
     if quick:
-        tiny = Shape("tiny", "", 1, 32, 2, 64, 2, vocabulary=256)
-        return [tiny], [64], 256, tiny, 2
+        tiny = Shape("tiny", "", 1, 32, 2, 64, 2, vocabulary=256, autocast=device == "cuda")
+        return [tiny], [64], 256, tiny, 2, 1
     if device == "cpu":
-        small = Shape("two layers of 256", "", 2, 256, 8, 256, 4, vocabulary=256)
-        return SHAPES["cpu"], [512, 1024], 2048, small, 100
+        small = Shape("two layers of 256", "", 2, 256, 8, 256, 4, vocabulary=256, autocast=False)
+        return SHAPES["cpu"], [512, 1024], 2048, small, 100, 2
     small = Shape("GPT-2 small", "", 12, 768, 12, 1024, 8)
-    return SHAPES["cuda"], [512, 1024, 2048, 4096, 8192], 8192, small, 200
+    return SHAPES["cuda"], [512, 1024, 2048, 4096, 8192], 8192, small, 200, 2
 
 
 def main(options: argparse.Namespace, quick: bool = False) -> int:
@@ -330,11 +375,11 @@ def main(options: argparse.Namespace, quick: bool = False) -> int:
     name = torch.cuda.get_device_name() if options.device == "cuda" else \
         f"{torch.get_num_threads()} threads"
     print(f"{name}, PyTorch {torch.__version__}; {flashattn.build_info()}")
-    shapes, lengths, tokens, small, steps = sizes(options.device, quick)
+    shapes, lengths, tokens, small, steps, seeds = sizes(options.device, quick)
     bench.training(shapes)
     bench.tutorials(lengths)
     bench.densities(tokens)
-    bench.losses(small, steps)
+    bench.losses(small, steps, seeds)
     table = options.csv or ROOT / "build" / "bench" / "papers.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     fields = list(dict.fromkeys(key for line in bench.lines for key in line))

@@ -4,11 +4,14 @@ thread, beside PyTorch's own function.
     FLASHATTN_LIBRARY=... PYTHONPATH=bindings/python build/venv-torch/bin/python \\
         tests/bench/torch_cost.py [--device cuda]
 
-The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown.
+The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown. A
+backward call is one of torch.autograd.grad: most of it is PyTorch's, as that of a sum shows.
+flash-attn's functions are there where that package is installed.
 """
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from typing import Any, Callable, Dict
 
@@ -40,6 +43,21 @@ def gradient(o: torch.Tensor, inputs: Any) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(o, inputs, dout, retain_graph=True)
 
 
+def of_flash_attn(inputs: Any, leaves: Any) -> Dict[str, Callable[[], Any]]:
+    """Of flash-attn 2 or, without it, 4; nothing without both."""
+    for module in ("flash_attn", "flash_attn.cute"):
+        try:
+            function = importlib.import_module(module).flash_attn_func
+        except (ImportError, AttributeError):
+            continue
+        o = function(*leaves)
+        o = o[0] if isinstance(o, tuple) else o
+        return {f"{module} forward": lambda: function(*inputs),
+                f"{module} forward, recorded": lambda: function(*leaves),
+                f"{module} backward": gradient(o, leaves)}
+    return {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -59,11 +77,14 @@ def main() -> None:
         "torch forward": lambda: sdpa(*theirs),
         "torch forward, recorded": lambda: sdpa(*their_leaves),
         "torch backward": gradient(sdpa(*their_leaves), their_leaves),
+        "backward of a sum of three": gradient(leaves[0] + leaves[1] + leaves[2], leaves),
         "NumPy's functions, tensors": lambda: flashattn.attention(*ours),
     }
     if arguments.device == "cpu":
         arrays = [x.numpy() for x in ours]
         calls["NumPy's functions, arrays"] = lambda: flashattn.attention(*arrays)
+    else:
+        calls.update(of_flash_attn(ours, leaves))
     found = measure(calls, arguments.rounds)
     fa.activate()
     active = measure({

@@ -1,8 +1,9 @@
 """What each of several processes does for test_torch_distributed.py:
 
-    python ranks.py RANK SIZE FILE
+    python ranks.py RANK SIZE FILE DEVICE
 
-FILE is where they meet. On the CPU they talk by gloo, each on a thread of its own."""
+FILE is where they meet. On the CPU they talk by gloo, each on a thread of its own; on GPUs by NCCL,
+each with a GPU of its own."""
 import datetime
 import itertools
 import pathlib
@@ -15,6 +16,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
 
 import flashattn.torch as fa  # noqa: E402
@@ -121,13 +123,54 @@ def sdpa_of_heads(mesh, size):
         torch.testing.assert_close(got.full_tensor(), want)
 
 
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(2)
+        return self.out(fa.attention(q, k, v, causal=True).flatten(2))
+
+
+def data_parallel(mesh, size):
+    """Three steps of training by DDP and by FSDP, each process with its part of the batch."""
+    rank, device = mesh.get_rank(), mesh.device_type
+    batches = [shared(2 * size, 12, 32, seed=i).detach().to(device) for i in range(3)]
+    models = {}
+    for name, wrap in (("alone", lambda model: model),
+                       ("DDP", torch.nn.parallel.DistributedDataParallel),
+                       ("FSDP", lambda model: fully_shard(model, mesh=mesh))):
+        torch.manual_seed(0)
+        models[name] = wrap(Layer().to(device))
+        optimizer = torch.optim.SGD(models[name].parameters(), lr=0.5)
+        for batch in batches:
+            part = batch if name == "alone" else batch[2 * rank:2 * rank + 2]
+            optimizer.zero_grad()
+            models[name](part).square().mean().backward()
+            optimizer.step()
+    for name in ("DDP", "FSDP"):
+        for got, want in zip(models[name].parameters(), models["alone"].parameters()):
+            got = got.full_tensor() if isinstance(got, DTensor) else got
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    torch.manual_seed(0)  # the weights before: training has changed them
+    assert not torch.allclose(Layer().to(device).qkv.weight, models["alone"].qkv.weight, atol=1e-3)
+
+
+CHECKS = {"cpu": (data_parallel, sharding, sdpa_of_heads, context_parallel),
+          "cuda": (data_parallel,)}
+
+
 def main():
-    rank, size, meeting = sys.argv[1:]
+    rank, size, meeting, device = sys.argv[1:]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{meeting}", rank=int(rank), world_size=int(size),
+    if device == "cuda":
+        torch.cuda.set_device(int(rank))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", f"file://{meeting}",
+                            rank=int(rank), world_size=int(size),
                             timeout=datetime.timedelta(seconds=120))
-    mesh = init_device_mesh("cpu", (int(size),))
-    for check in (sharding, sdpa_of_heads, context_parallel):
+    mesh = init_device_mesh(device, (int(size),))
+    for check in CHECKS[device]:
         check(mesh, int(size))
         print("equal to one process:", check.__name__, flush=True)
     dist.destroy_process_group()

@@ -86,7 +86,7 @@ def test_the_table():
                            text=True, check=True, env=dict(
                                os.environ, PYTHONPATH=os.pathsep.join(sys.path))).stdout
     rows = [line.split() for line in shown.splitlines()]
-    assert len(rows) == 6 and all(float(row[-1]) > 0 for row in rows[1:])
+    assert len(rows) == 7 and all(float(row[-1]) > 0 for row in rows[1:])
 
 
 @pytest.mark.parametrize("needed", [0, 4096])

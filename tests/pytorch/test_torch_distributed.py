@@ -1,5 +1,5 @@
-"""Several processes on the CPU (gloo) give what one gives: context_parallel, and tensors sharded
-over batch and heads."""
+"""Several processes give what one gives: on the CPU (gloo) context_parallel, tensors sharded over
+batch and heads, DDP and FSDP; on two GPUs (NCCL) DDP and FSDP."""
 import pathlib
 import subprocess
 import sys
@@ -12,10 +12,12 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(),
 RANKS = pathlib.Path(__file__).with_name("ranks.py")
 
 
-def test_two_processes_equal_one(tmp_path):
+def test_two_processes_equal_one(tmp_path, device):
     """In one pair: most of the time goes into the imports."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
     processes = [subprocess.Popen(
-        [sys.executable, str(RANKS), str(rank), "2", str(tmp_path / "meeting")],
+        [sys.executable, str(RANKS), str(rank), "2", str(tmp_path / "meeting"), device],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)]
     try:
         said = [process.communicate(timeout=300)[0] for process in processes]
@@ -24,4 +26,4 @@ def test_two_processes_equal_one(tmp_path):
             process.kill()
     for process, text in zip(processes, said):
         assert process.returncode == 0, text
-        assert text.count("equal to one process:") == 3
+        assert text.count("equal to one process:") == (4 if device == "cpu" else 1)

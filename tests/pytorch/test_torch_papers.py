@@ -17,17 +17,48 @@ def test_every_part(tmp_path, capsys):
     with options.csv.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     tables = [line["table"] for line in lines]
-    assert [tables.count(name) for name in ("training", "tutorials", "densities", "losses")] == [
-        1, 4, 4, 2]
-    assert all(float(line["flashattn_seconds"]) > 0 for line in lines if line["table"] != "losses")
+    assert [tables.count(name) for name in ("training", "tutorials", "densities",
+                                              "losses, seed 0")] == [1, 4, 4, 2]
+    assert all(float(line["flashattn_seconds"]) > 0 for line in lines
+               if not line["table"].startswith("losses"))
     assert all(float(line["materialised_seconds"]) > 0 and float(line["sdpa_seconds"]) > 0
                for line in lines if line["table"] in ("training", "tutorials"))
-    assert "Largest and mean difference of flashattn from SDPA" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "without any attention" in shown
+    rows = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.count("|") == 4}
+    assert float(rows["sdpa, sdpa again"].split("|")[3]) == 0  # a CPU adds in one order
+    # SDPA's two kernels for a CPU, and this library beside each; the others do not run.
+    assert {"sdpa flash, sdpa math", "sdpa flash, flashattn", "sdpa math, flashattn",
+            "sdpa, flashattn"} <= set(rows)
+    assert not any("cudnn" in name for name in rows)
+
+
+def test_a_seed_draws_weights_and_text():
+    shape = papers.Shape("tiny", "", 1, 32, 2, 48, 2, vocabulary=256, autocast=False)
+    bench = papers.Bench("cpu", 1)
+    first, again, other = (bench.curve(papers.sdpa, shape, 2, seed) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.allclose(first, other, atol=1e-3)
+    texts = [next(papers.batches(shape, 1, "cpu", seed)) for seed in (0, 1)]
+    assert not torch.equal(*texts)
+
+
+def test_autocast_of_a_step():
+    """The training steps in bf16 are that."""
+    for autocast in (False, True):
+        seen = set()
+
+        def attention(q, k, v, causal):
+            seen.add(q.dtype)
+            return papers.ours(q, k, v, causal)
+        shape = papers.Shape("tiny", "", 1, 32, 2, 16, 2, vocabulary=256, autocast=autocast)
+        papers.Step(shape, attention, "cpu")()
+        assert seen == {torch.bfloat16 if autocast else torch.float32}
+    assert {shape.autocast for shape in papers.SHAPES["cpu"]} == {True, False}
 
 
 def test_the_runners_train_alike():
     """Losses of five steps are those of SDPA, and fall."""
-    shape = papers.Shape("tiny", "", 2, 32, 2, 48, 2, vocabulary=256)
+    shape = papers.Shape("tiny", "", 2, 32, 2, 48, 2, vocabulary=256, autocast=False)
     curves = []
     for attention in papers.RUNNERS.values():
         step = papers.Step(shape, attention, "cpu")

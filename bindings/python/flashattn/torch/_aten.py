@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from functools import lru_cache
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .._constants import Reason, Status
 from .._errors import FlashAttentionError, UnsupportedError
 from . import _launch
 from ._launch import BESIDE, NOTHING, Options
+from ._repeat import Calls
 
 refused: Dict[str, int] = collections.Counter()
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -68,12 +69,20 @@ def _as_promised(tensor: Tensor, strides: Tuple[int, ...]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
+class _Same(NamedTuple):
+    """Calls with the same options."""
+
+    options: Options
+    forward: Calls
+    backward: Calls
+
+
 @lru_cache(maxsize=1024)
-def _options(dropout_p: float, is_causal: bool, scale: Optional[float], top_left: bool = False,
-             left: int = -1, right: int = -1, splits: int = 0, determinism: int = 0) -> Options:
-    return Options(causal=is_causal, top_left=top_left and is_causal, scale=scale,
-                   dropout=dropout_p, window_left=left, window_right=right, splits=splits,
-                   determinism=determinism)
+def _same(dropout_p: float, is_causal: bool, scale: Optional[float], top_left: bool = False,
+          left: int = -1, right: int = -1, splits: int = 0, determinism: int = 0) -> _Same:
+    return _Same(Options(causal=is_causal, top_left=top_left and is_causal, scale=scale,
+                         dropout=dropout_p, window_left=left, window_right=right, splits=splits,
+                         determinism=determinism), Calls(), Calls())
 
 
 def _beside(**tensors: Optional[Tensor]) -> Any:
@@ -97,23 +106,39 @@ def _for_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
                                f"{query.shape[-1]}, which torch's fake kernel does not expect; "
                                "call flashattn.torch.scaled_dot_product_attention",
                                Status.ERROR_UNSUPPORTED, Reason.HEAD_DIM_PAIR, "v")
-    like = _geometry(query)  # whose sizes and strides alone they follow
-    strides = _promised(_FOR_CPU, like, like, like)
-    o = _empty(query, (*query.shape[:-1], value.shape[-1]), strides[0])
-    o, lse = _launch.forward(query, key, value, _mask(attn_mask, key.shape[2]), -1, -1,
-                             _options(dropout_p, is_causal, scale, True), True, _HEADS_FIRST, o)
+    same = _same(dropout_p, is_causal, scale, True)
+    found = same.forward.find(query, key, value) if attn_mask is None else None
+    if found is not None:
+        call, promised = found
+        o, lse = _launch.run_forward(call, query, key, value, NOTHING, True)
+    else:
+        like = _geometry(query)  # whose sizes and strides alone they follow
+        strides, promised = _promised(_FOR_CPU, like, like, like)[:2]
+        o = _empty(query, (*query.shape[:-1], value.shape[-1]), strides)
+        beside = _mask(attn_mask, key.shape[2])
+        call = _launch.prepare_forward(query, key, value, beside, -1, -1, same.options, True,
+                                       _HEADS_FIRST, o)
+        if attn_mask is None and o.stride() == strides:
+            same.forward.keep((call, promised), query, key, value)
+        o, lse = _launch.run_forward(call, query, key, value, beside, True, o)
+        o = _as_promised(o, strides)
     assert lse is not None
-    return _as_promised(o, strides[0]), _as_promised(lse, strides[1])
+    return o, _as_promised(lse, promised)
 
 
 def _for_cpu_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
                       logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
                       attn_mask: Optional[Tensor] = None, scale: Optional[float] = None) -> Any:
+    same = _same(dropout_p, is_causal, scale, True)
+    if attn_mask is None:
+        call = same.backward.find(grad_out, query, key, value, out, logsumexp)
+        if call is not None:
+            return _launch.run_backward(call, grad_out, None, query, key, value, out,
+                                        logsumexp)[:3]
     # torch's gradients are stored as the library's.
     return _launch.backward(grad_out, None, query, key, value, out, logsumexp,
-                            _mask(attn_mask, key.shape[2]), -1, -1,
-                            _options(dropout_p, is_causal, scale, True), False, False,
-                            _HEADS_FIRST)[:3]
+                            _mask(attn_mask, key.shape[2]), -1, -1, same.options, False, False,
+                            _HEADS_FIRST, calls=same.backward)[:3]
 
 
 @lru_cache(maxsize=1024)
@@ -169,7 +194,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
         beside = _beside(alibi_slopes=alibi_slopes, cu_seqlens_q=cum_seq_q,
                          cu_seqlens_kv=cum_seq_k, lens_kv=lens_kv, page_table=block_table,
                          rng_device=rng.view(torch.int64) if dropout_p else None)
-    options = _options(
+    same = _same(
         dropout_p, is_causal, scale, False, -1 if window_size_left is None else window_size_left,
         -1 if window_size_right is None else window_size_right, num_splits or 0, _deterministic())
     if out is None:
@@ -181,11 +206,15 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
     # Packed rows of no sequence are not written.
     if out is None and cum_seq_q is not None:
         made.zero_()
-    o, lse = _launch.forward(query, key, value, beside, max_q if cum_seq_q is not None else -1,
-                             most, options, True, orders, made)
+    call = _launch.prepare_forward(
+        query, key, value, beside, max_q if cum_seq_q is not None else -1, most, same.options, True,
+        orders, made)
+    rest = (rng, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
+    if orders is not None and beside is NOTHING and made.stride() == strides:
+        same.forward.keep((call, (max_q, max_k), *rest), query, key, value)
+    o, lse = _launch.run_forward(call, query, key, value, beside, True, made)
     assert lse is not None
-    return (_as_promised(o, strides), lse, rng,
-            torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
+    return _as_promised(o, strides), lse, *rest
 
 
 def _flash_in_place(out: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -202,7 +231,7 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
     if dropout_p or cum_seq_q is not None or cum_seq_k is not None:
         beside = _beside(cu_seqlens_q=cum_seq_q, cu_seqlens_kv=cum_seq_k,
                          rng_device=rng_state.view(torch.int64) if dropout_p else None)
-    options = _options(
+    same = _same(
         dropout_p, is_causal, scale, False, -1 if window_size_left is None else window_size_left,
         -1 if window_size_right is None else window_size_right, 0, _deterministic())
     name = (_SDPA if orders else _FLASH) + "_backward"
@@ -216,7 +245,8 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
         grads = _launch.backward(
             grad_out, None, query, key, value, out, logsumexp, beside,
             max_q if cum_seq_q is not None else -1, max_k if cum_seq_k is not None else -1,
-            options, False, False, orders, made)
+            same.options, False, False, orders, made, same.backward if orders is not None and all(
+                x.stride() == by for x, by in zip(made, strides)) else None)
     except FlashAttentionError as error:
         if dropout_p:
             raise _unrepeatable(f"{error}: a gradient of a call") from error
@@ -227,6 +257,14 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
           is_causal: bool = False, return_debug_mask: bool = False, *,
           scale: Optional[float] = None) -> Any:
+    if not return_debug_mask:
+        found = _same(dropout_p, is_causal, scale, False, -1, -1, 0,
+                      _deterministic()).forward.find(query, key, value)
+        if found is not None:
+            call, longest, rng, unused, weights = found
+            o, lse = _launch.run_forward(call, query, key, value, NOTHING, True)
+            return (o, lse, None, None, *longest, torch.empty_like(rng), torch.empty_like(unused),
+                    weights)  # these have no memory
     max_q, max_k = query.shape[2], key.shape[2]
     o, lse, rng, unused, weights = _flash(query, key, value, None, None, max_q, max_k, dropout_p,
                                           is_causal, return_debug_mask, scale=scale,
@@ -234,8 +272,19 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
     return o, lse, None, None, max_q, max_k, rng, unused, weights
 
 
-def _sdpa_backward(*arguments: Any, **options: Any) -> Any:
-    return _flash_backward(*arguments, **options, orders=_HEADS_FIRST)
+def _sdpa_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
+                   logsumexp: Tensor, cum_seq_q: Optional[Tensor], cum_seq_k: Optional[Tensor],
+                   max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor,
+                   unused: Tensor, *, scale: Optional[float] = None) -> Any:
+    if not dropout_p and cum_seq_q is cum_seq_k is None:
+        call = _same(dropout_p, is_causal, scale, False, -1, -1, 0, _deterministic()).backward.find(
+            grad_out, query, key, value, out, logsumexp)
+        if call is not None:
+            return _launch.run_backward(call, grad_out, None, query, key, value, out,
+                                        logsumexp)[:3]
+    return _flash_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q,
+                           max_k, dropout_p, is_causal, rng_state, unused, scale=scale,
+                           orders=_HEADS_FIRST)
 
 
 _FIVE = {_FLASH + "_forward": _flash, _FLASH + "_forward_no_dropout_inplace": _flash_in_place,

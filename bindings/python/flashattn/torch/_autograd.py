@@ -11,6 +11,7 @@ from .._constants import Reason, Status
 from .._errors import UnsupportedError, invalid
 from . import _launch
 from ._launch import BESIDE, NOTHING, Options, Orders, inverse, permuted
+from ._repeat import Calls
 
 _N = len(BESIDE)
 _PAGE_TABLE = BESIDE.index("page_table")
@@ -68,7 +69,7 @@ def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> No
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *beside)
     ctx.call = (max_q, max_kv, Options(*options), needs[0] and beside[0] is not None,
-                needs[1] and beside[1] is not None, None)
+                needs[1] and beside[1] is not None, None, None)
 
 
 def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
@@ -86,25 +87,31 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
         if dlse is None:
             return [None] * 5
         dout = torch.zeros_like(o)
+    *described, orders, calls = ctx.call
+    if calls is not None and dlse is None and not torch.compiler.is_compiling():
+        known = calls.find(dout, q, k, v, o, lse)
+        if known is not None:
+            return _launch.run_backward(known, dout, None, q, k, v, o, lse)
     beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
     eager = not torch.is_grad_enabled() and is_eager(q, k, v, (dout, o, lse, dlse, *more))
     if eager:
-        results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *ctx.call)
+        results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *described, orders,
+                                        calls=calls)
         if beside is NOTHING:
             return results
     else:
-        max_q, max_kv, options, *_, orders = ctx.call
+        max_q, max_kv, options, *_ = described
         order, order_kv = orders or (None, None)
         every = (order, order, order_kv, order_kv, order)
         dout, q, k, v, o = [permuted(x, by) for x, by in zip((dout, q, k, v, o), every)]
         operator = operator or torch.ops.flashattn.backward
         results = operator(dout, dlse, q, k, v, o, lse, *beside, max_q, max_kv, *options,
-                           *ctx.call[3:5])
+                           *described[3:5])
         results = [x if by is None else x.permute(inverse(by))
                    for x, by in zip(results, (*every[1:4], None, None))]
     return (*results[:3], *[gradient.to(like.dtype) if wanted else None
-                            for gradient, like, wanted in zip(results[3:], beside, ctx.call[3:5])])
+                            for gradient, like, wanted in zip(results[3:], beside, described[3:5])])
 
 
 class Attention(torch.autograd.Function):
@@ -113,14 +120,12 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
                 sink: Optional[Tensor], rest: Any) -> Any:
-        beside, max_q, max_kv, options, return_lse, orders = rest
-        o, lse = _launch.forward(q, k, v, beside, max_q, max_kv, options, True, orders)
+        call, beside, ctx.call, return_lse = rest
+        o, lse = _launch.run_forward(call, q, k, v, beside, True)
         ctx.set_materialize_grads(False)
         if beside is NOTHING:
-            ctx.call = max_q, max_kv, options, False, False, orders
             ctx.save_for_backward(q, k, v, o, lse)
         else:
-            ctx.call = max_q, max_kv, options, *ctx.needs_input_grad[3:5], orders
             ctx.save_for_backward(q, k, v, o, lse, *beside)
         return (o, lse) if return_lse else o
 
@@ -133,21 +138,52 @@ class Attention(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, Attention).apply  # type: ignore[misc]
 
 
+class Site:
+    """Calls with the same options and nothing beside q, k and v: their repetitions are short."""
+
+    __slots__ = ("options", "orders", "return_lse", "forward", "backward")
+
+    def __init__(self, options: Options, orders: Orders, return_lse: bool) -> None:
+        self.options, self.orders, self.return_lse = options, orders, return_lse
+        self.forward, self.backward = Calls(), Calls()
+
+    def repeat(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """(o, lse) of a call like one before, or of one it did not see: None."""
+        found = self.forward.find(q, k, v)
+        if found is None or _function_modes():  # type: ignore[misc]
+            return None
+        call, autocast, rest = found
+        if autocast is not None and torch.get_autocast_dtype(autocast) is not q.dtype:
+            return None
+        if rest is None:
+            return _launch.run_forward(call, q, k, v, NOTHING, self.return_lse)
+        result = _apply(q, k, v, None, None, rest)
+        return result if self.return_lse else (result, None)
+
+
 def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
-         max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
-    """(o, lse) where is_eager(); lse may be None without return_lse."""
-    if not torch.is_grad_enabled():
-        return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-    if beside is NOTHING:
-        if not (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-    else:
-        needs = [t is not None and t.requires_grad for t in beside]
-        if not (q.requires_grad or k.requires_grad or v.requires_grad or any(needs)):
-            return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-        _refuse(beside, needs)
-    result = _apply(q, k, v, beside[0], beside[1],
-                    (beside, max_q, max_kv, options, return_lse, orders))
+         max_kv: int, options: Options, return_lse: bool, orders: Orders,
+         site: Optional[Site] = None) -> Any:
+    """(o, lse) where is_eager(); lse may be None without return_lse. site: keeps the call."""
+    records, needs = False, (False, False)
+    if torch.is_grad_enabled():
+        records = q.requires_grad or k.requires_grad or v.requires_grad
+        if beside is not NOTHING:
+            needs = tuple([t is not None and t.requires_grad for t in beside])
+            records = records or any(needs)
+            if records:
+                _refuse(beside, needs)
+    prepared = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options,
+                                       return_lse or records, orders)
+    rest = (prepared, beside, (max_q, max_kv, options, *needs[:2], orders,
+                               site and site.backward), return_lse) if records else None
+    if site is not None and _CAN_ASK:
+        kind = q.device.type
+        site.forward.keep((prepared, kind if torch.is_autocast_enabled(kind) else None, rest),
+                          q, k, v)
+    if rest is None:
+        return _launch.run_forward(prepared, q, k, v, beside, return_lse)
+    result = _apply(q, k, v, beside[0], beside[1], rest)
     return result if return_lse else (result, None)
 
 

@@ -18,6 +18,7 @@ from .._errors import fail, invalid
 from .._inputs import Inputs
 from .._library import ffi, lib
 from .._options import uniform
+from ._repeat import Calls
 
 # The tensors that may come beside q, k and v, in the order of the operators.
 BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
@@ -29,6 +30,7 @@ _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
 _POINTER = ffi.typeof("void *")
+_forward, _backward = lib.flashattn_forward, lib.flashattn_backward
 _FLOAT, _BYTE = torch.float32, torch.uint8
 # These ask for the current GPU and its stream. The public functions of torch take microseconds to
 # see to the initialisation of CUDA, which a tensor on a GPU has done.
@@ -68,11 +70,11 @@ class _Call(NamedTuple):
     plan: Any  # keeps the library's plan alive
     args: Any  # flashattn_args without pointers
     bytes: int  # of workspace
-    lse_shape: Tuple[int, ...]
     ragged: bool  # some rows belong to no sequence, and are not written
     copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
     results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
-    device: Any
+    lse: Any  # one element that says its type, device and size
+    scratch: Any  # likewise; None: none is needed
     spare: List[Any]  # flashattn_args of calls that are over
 
 
@@ -123,13 +125,15 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
     return inputs
 
 
-def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]]) -> Any:
-    """The entry in _Call.results of a tensor that is stored as (batch, seq, heads, dim)."""
+def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]],
+            given: Optional[Tensor]) -> Any:
+    """The entry in _Call.results of a tensor that is stored as given is; None: as (batch, seq,
+    heads, dim)."""
     step, found = 1, [0] * len(shape)
     for axis in reversed(order or tuple(range(len(shape)))):
         found[axis] = step
         step *= max(shape[axis], 1)
-    strides = tuple(found)
+    strides = tuple(found) if given is None else given.stride()
     model = like.new_empty_strided(like.shape, like.stride(), device="meta")
     same = tuple(shape) == tuple(like.shape) and torch.empty_like(model).stride() == strides
     return None if same else (tuple(shape), strides)
@@ -141,6 +145,15 @@ def _make(call: _Call, i: int, like: Tensor) -> Tensor:
     return made.zero_() if call.ragged else made
 
 
+def _model(dtype: Any, shape: Tuple[int, ...], device: Any) -> Tensor:
+    """An element for _like(), which takes half the time of torch.empty with a type and a device."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+
+def _like(model: Tensor) -> Tensor:
+    return torch.empty_like(model, memory_format=torch.contiguous_format)
+
+
 def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
               results: Tuple[Any, ...], device: Any) -> _Call:
     needed = ffi.new("int64_t *")
@@ -150,23 +163,23 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: T
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged, copied, results,
-                 device, [])
+    call = _Call(plan, args, needed[0], inputs.ragged, copied, results,
+                 _model(_FLOAT, inputs.lse_shape(), device),
+                 _model(_BYTE, (needed[0],), device) if needed[0] else None, [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
     return call
 
 
-def _run(function: Any, call: _Call, filled: Tuple[Any, Any], q: Tensor) -> None:
+def _run(function: Any, call: _Call, args: Any, q: Tensor) -> None:
+    size = call.bytes
     if q.is_cpu:
-        status = function(call.plan._plan, filled[0], _plan._workspace(call.bytes), call.bytes,
-                          ffi.NULL)
+        status = function(call.plan._plan, args, _plan._workspace(size), size, ffi.NULL)
     else:
-        status = _enqueue(function, call, filled[0], q.get_device())
+        status = _enqueue(function, call, args, q.get_device())
     if status:
         fail(status)
-    call.spare.append(filled)
 
 
 def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
@@ -176,14 +189,13 @@ def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
             return _enqueue(function, call, args, index)
     scratch = ffi.NULL
     if call.bytes:  # the allocator reuses its memory in the order of the stream
-        memory = torch.empty(call.bytes, dtype=_BYTE, device=call.device)
+        memory = _like(call.scratch)
         scratch = ffi.cast(_POINTER, memory.data_ptr())
     return int(function(call.plan._plan, args, scratch, call.bytes,
                         ffi.cast(_POINTER, _current_stream(index))))
 
 
-def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
-               beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
+def _arguments(call: _Call, beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
     """flashattn_args that no other thread has, and its words. Those of an earlier call differ in no
     more than the pointers, all of which are written."""
     try:
@@ -191,9 +203,8 @@ def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
     except IndexError:
         args = ffi.new(_ARGS, call.args[0])
         filled = args, ffi.cast(_WORDS, args)
-    words = filled[1]
-    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if beside is not NOTHING:
+        words = filled[1]
         for word, tensor in zip(_BESIDE_WORDS, beside):
             if tensor is not None:
                 words[word] = tensor.data_ptr()
@@ -220,26 +231,42 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
     """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders
     make so; lse is None without return_lse. o is written and returned; None: one is made, stored as
     (batch, seq, heads, dim)."""
+    return run_forward(prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
+                                       o), q, k, v, beside, return_lse, o)
+
+
+def prepare_forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
+                    max_kv: int, options: Options, return_lse: bool, orders: Orders = None,
+                    o: Optional[Tensor] = None) -> _Call:
+    """What forward() runs, for tensors like these."""
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype,
            k.get_device(), v.shape, v.stride(), v.dtype, v.get_device(),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
            orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
            torch.get_num_threads())
-    call = _plan.prepared.get(key) or _prepare_forward(
+    return _plan.prepared.get(key) or _prepare_forward(
         key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o)
+
+
+def run_forward(call: _Call, q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
+                return_lse: bool, o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
+    """forward() for a call that fits. o: None: one is made, stored as it was when the call was
+    prepared."""
     if call.copied:
         q, k, v = _dense(call.copied, (q, k, v))
-    filled = _arguments(call, q, k, v, beside)
-    words = filled[1]
+    filled = args, words = _arguments(call, beside)
+    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if o is None:
         o = _make(call, 0, q)
     words[_O] = o.data_ptr()
     lse = None
-    if return_lse:  # torch.empty takes half the time of q.new_empty with a type
-        lse = (torch.zeros if call.ragged else torch.empty)(
-            call.lse_shape, dtype=_FLOAT, device=call.device)
+    if return_lse:
+        lse = _like(call.lse)
+        if call.ragged:
+            lse.zero_()
         words[_LSE] = lse.data_ptr()
-    _run(lib.flashattn_forward, call, filled, q)
+    _run(_forward, call, args, q)
+    call.spare.append(filled)
     runs["forward"] += 1
     return o, lse
 
@@ -257,7 +284,7 @@ def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optio
             options, inputs, torch.get_num_threads(), return_lse=return_lse))
         args = _plan.new_args(inputs.sizes)
         inputs.fill(args)
-        result = _result(q, (*q.shape[:-1], v.shape[-1]), order)
+        result = _result(q, (*q.shape[:-1], v.shape[-1]), order, o)
         args.o = _EMPTY if o is None else _given(
             o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
         return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,),
@@ -274,11 +301,11 @@ def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: A
 def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
              options: Options, return_dbias: bool, return_dsink: bool, orders: Orders = None,
-             grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+             grads: Optional[Sequence[Tensor]] = None,
+             calls: Optional[Calls] = None) -> Tuple[Optional[Tensor], ...]:
     """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
-    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim)."""
-    if not lse.is_contiguous():
-        lse = lse.contiguous()
+    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim).
+    calls keep the call, for run_backward(), if its tensors are all that it has."""
     if dlse is not None:
         dlse = dlse.contiguous()
     key = (dout.shape, dout.stride(), dout.dtype, dout.get_device(), q.shape, q.stride(), q.dtype,
@@ -289,12 +316,26 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
     call = _plan.prepared.get(key) or _prepare_backward(
-        key, (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias,
-        return_dsink, orders, grads)
+        key, (dout, q, k, v, o), dlse, lse.contiguous(), beside, max_q, max_kv, options,
+        return_dbias, return_dsink, orders, grads)
+    if calls is not None and dlse is None and beside is NOTHING:
+        calls.keep(call, dout, q, k, v, o, lse)
+    return run_backward(call, dout, dlse, q, k, v, o, lse, beside, return_dbias, return_dsink,
+                        grads)
+
+
+def run_backward(call: _Call, dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
+                 o: Tensor, lse: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
+                 return_dbias: bool = False, return_dsink: bool = False,
+                 grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+    """backward() for a call that fits. grads: None: they are made, stored as they were when the
+    call was prepared."""
     if call.copied:
         dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
-    filled = _arguments(call, q, k, v, beside)
-    words = filled[1]
+    if not lse.is_contiguous():
+        lse = lse.contiguous()
+    filled = args, words = _arguments(call, beside)
+    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
     words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
     if dlse is not None:
         words[_DLSE] = dlse.data_ptr()
@@ -308,7 +349,8 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
     if return_dsink:
         dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
         words[_DSINK] = dsink.data_ptr()
-    _run(lib.flashattn_backward, call, filled, q)
+    _run(_backward, call, args, q)
+    call.spare.append(filled)
     runs["backward"] += 1
     return dq, dk, dv, dbias, dsink
 
@@ -342,6 +384,7 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
             setattr(args, name, _given(tensor, name, by, like, like.dim, like.view.dtype, inputs))
         if plan.descriptor.features & Feature.DBIAS:
             args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
-        results = tuple([_result(x, x.shape, by) for x, by in zip(tensors[1:4], every[1:4])])
+        results = tuple([_result(x, x.shape, by, given) for x, by, given in zip(
+            tensors[1:4], every[1:4], grads or (None,) * 3)])
         return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results,
                          q.device)

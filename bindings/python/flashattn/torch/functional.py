@@ -86,11 +86,19 @@ def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> i
     return max(int(cu_seqlens.diff().max()), 0) if cu_seqlens.numel() > 1 else 0
 
 
+@lru_cache(maxsize=1024, typed=True)
+def _site(layout: Any, return_lse: bool, *options: Any) -> _autograd.Site:
+    return _autograd.Site(_options_of(*options), _orders(layout, 4), return_lse)
+
+
 def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Optional[Tensor]],
-          max_q: int, max_kv: int, options: Options, return_lse: bool) -> Any:
+          max_q: int, max_kv: int, options: Options, return_lse: bool,
+          site: Optional[_autograd.Site] = None) -> Any:
     eager = _autograd.is_eager(q, k, v, beside)
     if not eager or _any_autocast():
-        q, k, v = cast_for_autocast(q, k, v)
+        cast = cast_for_autocast(q, k, v)
+        if cast[0] is not q or cast[1] is not k or cast[2] is not v:
+            (q, k, v), site = cast, None
     if options.dropout or beside[-1] is not None:
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
     call = _autograd.call if eager else _by_operator
@@ -99,8 +107,11 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
         o, lse = call(padded_q, padded_k, padded_v, beside, max_q, max_kv, options, return_lse,
                       orders)
         result = o[..., :v.shape[-1]], lse
+    elif eager:
+        result = _autograd.call(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
+                                site if beside is NOTHING else None)
     else:
-        result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+        result = _by_operator(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
     return result if return_lse else result[0]
 
 
@@ -174,14 +185,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     checkpointing.
     (Dao et al. 2022)
     """
-    options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv,
-                      splits, determinism)
-    beside = NOTHING
+    beside, site = NOTHING, None
     if not (bias is sink is alibi_slopes is block_mask is lens_q is lens_kv is starts_kv is rng
             is None):
         beside = (bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None,
                   _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
-    return _call(q, k, v, _orders(layout, 4), beside, -1, -1, options, return_lse)
+    elif not torch.compiler.is_compiling():
+        try:
+            site = _site(layout, return_lse, causal, window, chunk, top_left, softcap, scale,
+                         dropout, block_q, block_kv, splits, determinism)
+        except TypeError:  # a list, or what is refused
+            pass
+        else:
+            result = site.repeat(q, k, v)
+            if result is not None:
+                return result if return_lse else result[0]
+    options = site.options if site else _chosen(
+        causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv, splits,
+        determinism)
+    return _call(q, k, v, _orders(layout, 4), beside, -1, -1, options, return_lse, site)
 
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor,
