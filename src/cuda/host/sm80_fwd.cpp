@@ -113,8 +113,8 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
     return kv_heads <= multiprocessors_ && !is_uneven(shape) ? deep_ : shallow_;
   }
   if (rows <= rows32_.kernel.entry->tile_q) {
-    if (kv_heads <= rows32_.kernel.resident && decodes(rows32_, shape)) return rows32_;
-  } else if (decodes(rows64_, shape)) {
+    if (kv_heads <= rows32_.kernel.resident && pays_to_decode(rows32_, shape)) return rows32_;
+  } else if (pays_to_decode(rows64_, shape)) {
     return rows64_;
   }
   if (rows <= small_.kernel.entry->tile_q) {
@@ -127,7 +127,7 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
   return shape.seqlen_q > least && ctas >= multiprocessors_ ? large_ : medium_;
 }
 
-bool ForwardKernels::decodes(const Kernel& choice, const Shape& shape) const {
+bool ForwardKernels::pays_to_decode(const Kernel& choice, const Shape& shape) const {
   const ReadyKernel<ForwardEntry>& kernel = choice.kernel;
   if (!kernel.entry->decodes || shape.batch == 0) return false;
   if (shape.seqlen_kv < std::max(kDecodeKeys, kDecodeKeysPerQuery * shape.seqlen_q)) return false;

@@ -30,7 +30,7 @@ class ForwardKernels final : public ForwardRow {
   ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
   const Kernel& choose(const Shape& shape) const;
   // Whether the kernel is a decode kernel of 32 or 64 rows, and the fastest one for the shape.
-  bool decodes(const Kernel& choice, const Shape& shape) const;
+  bool pays_to_decode(const Kernel& choice, const Shape& shape) const;
   bool is_uneven(const Shape& shape) const;  // see may_be_uneven()
 
   const Problem problem_;
