@@ -19,7 +19,7 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
+from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip, isa_with, runs_here
 
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
@@ -77,19 +77,6 @@ def release(run: Run) -> pathlib.Path:
     folder = BUILD / "release"
     run.call(["ninja", "-C", str(folder)])
     return folder
-
-
-def isa_with(env: Dict[str, str], python: str = sys.executable) -> str:
-    """The instruction set that a library takes here; nothing where it cannot be loaded."""
-    program = "import flashattn; print(flashattn.devices()[0].isa)"
-    seen = subprocess.run([python, "-c", program], env={**os.environ, **env},
-                          capture_output=True, text=True, check=False)
-    return seen.stdout.strip()
-
-
-def runs_here(env: Dict[str, str]) -> bool:
-    """Whether the library finds the instruction set that it is asked for."""
-    return isa_with(env) == env["FLASHATTN_CPU_ISA"]
 
 
 def numerics(run: Run, isa: Optional[str]) -> Count:

@@ -36,6 +36,19 @@ class Failed(Exception):
     """A suite that came to no result; the text says where."""
 
 
+def isa_with(env: Dict[str, str], python: str = sys.executable) -> str:
+    """The instruction set that a library takes here; nothing where it cannot be loaded."""
+    program = "import flashattn; print(flashattn.devices()[0].isa)"
+    seen = subprocess.run([python, "-c", program], env={**os.environ, **env},
+                          capture_output=True, text=True, check=False)
+    return seen.stdout.strip()
+
+
+def runs_here(env: Dict[str, str]) -> bool:
+    """Whether the library finds the instruction set that it is asked for."""
+    return isa_with(env) == env["FLASHATTN_CPU_ISA"]
+
+
 class Run:
     """What the suites share: the arguments, the log of the suite at work."""
 
