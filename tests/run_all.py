@@ -335,10 +335,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     table["fuzz"] = lambda: fuzz(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
-        table["languages-cuda"] = lambda: run.pytest(
-            "tests/bindings/test_rust_gpu.py",
-            env={**run.library(release(run)), **with_nvcc(),
-                 "FLASHATTN_EMULATOR": str(cuda_build(run) / "tests" / "emulator")})
+        table["languages-cuda"] = python("tests/bindings/test_rust_gpu.py")
         for backend in ("sm80", "sm90"):
             table[f"emulator-{backend}"] = (
                 lambda backend=backend: emulator(run, backend))  # type: ignore[misc]
@@ -413,8 +410,7 @@ def run_suites(run: Run, table: Dict[str, Callable[[], Count]]) -> int:
         run.skipped.clear()
         run.failed.clear()
         print(f"{name:<22}", end="", flush=True)
-        start = time.monotonic()
-        why = ""
+        start, why = time.monotonic(), ""
         try:
             count = suite()
             if not any(count):

@@ -2,7 +2,7 @@
 and candle with its feature cuda, compiled by NVIDIA's compiler, with candle's few own kernels that
 the tests call on the host.
 
-Where FLASHATTN_EMULATOR is not the folder of the emulator's libraries nothing runs. On a machine
+Where `./run test --cuda` has not built the emulator's libraries nothing runs. On a machine
 with a GPU and CUDA's libraries but no Rust, the program that test_candle leaves at
 build/rust-candle-gpu/candle-gpu runs, too, with a library that has GPU kernels and CUDA's own:
 
@@ -18,7 +18,7 @@ import subprocess
 import pytest
 from crates import LIBRARY, ROOT, RUST, fetched, passed, succeed
 
-EMULATOR = pathlib.Path(os.environ.get("FLASHATTN_EMULATOR", "-"))
+EMULATOR = ROOT / "build" / "cuda-test" / "tests" / "emulator"
 OUT = ROOT / "build" / "rust-candle-gpu"
 # What candle links, and the tests hardly call.
 LINKED = ("cuda", "cublas", "cublasLt", "curand", "nvrtc", "cudart")
@@ -26,7 +26,7 @@ NVIDIAS = re.compile(r"(cu[A-Z]|cublas|curand|nvrtc|cuda|__cuda)\w+")
 
 if not (EMULATOR / "libcuda.so.1").is_file():
     pytest.skip("no emulated GPU for the Rust crates cudarc and candle: ./run test --cuda "
-                "languages-cuda makes one", allow_module_level=True)
+                "cuda makes one", allow_module_level=True)
 
 
 def need(crate):
@@ -48,11 +48,12 @@ def test_cudarc():
 
 def toolkit():
     """Variables by which the build scripts of candle find CUDA's compiler and headers."""
-    nvcc = shutil.which("nvcc")
+    path = os.pathsep.join(filter(None, (os.environ["PATH"], os.environ.get("NVCC_FOLDER"))))
+    nvcc = shutil.which("nvcc", path=path)
     if not nvcc:
         pytest.skip("no nvcc: the feature cuda of the crate candle is not compiled")
     root = pathlib.Path(nvcc).resolve().parents[1]
-    return {"CUDA_PATH": str(root), "CUDA_HOME": str(root), "CUDA_COMPUTE_CAP": "90"}
+    return {"PATH": path, "CUDA_PATH": str(root), "CUDA_HOME": str(root), "CUDA_COMPUTE_CAP": "90"}
 
 
 def undefined(program):

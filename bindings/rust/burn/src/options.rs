@@ -97,7 +97,7 @@ impl Attention {
 /// # Panics
 ///
 /// As burn's own operations: tensors of different devices, or of a backend that has no
-/// [`AttentionKernels`]; memory that cannot be allocated in backward.
+/// [`AttentionKernels`](crate::AttentionKernels); memory that cannot be allocated in backward.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
