@@ -1,8 +1,8 @@
 """Eager calls that repeat an earlier one, told by one question to PyTorch instead of many.
 
-torch.compile asks the same question, whether a program fits the tensors of a call. It is about their
-classes, dispatch keys, types, devices, sizes and strides, and about whether a gradient is recorded.
-Modes, transforms, tracing, autocast and wrappers of tensors all show in the dispatch keys.
+torch.compile asks the same question, whether a program fits the tensors of a call: their classes,
+dispatch keys, types, devices, sizes and strides, and whether a gradient is recorded. Modes,
+transforms, tracing, autocast and wrappers of tensors all show in the dispatch keys.
 """
 from __future__ import annotations
 
