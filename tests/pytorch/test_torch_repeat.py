@@ -252,3 +252,26 @@ def test_without_the_question_of_pytorch(device, monkeypatch):
         torch.testing.assert_close(o, want.transpose(1, 2), atol=1e-4, rtol=1e-3)
         o.sum().backward()
     assert not any(isinstance(key, _repeat.Calls) for key in _plan.prepared)
+
+
+def test_nothing_that_is_kept_has_memory(device):
+    """Else a call that is first met while a graph is captured would leave memory in its pool."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    flashattn.clear_cache()
+    leaves = tensors(device, dtype=dtype, requires_grad=True)
+    q = torch.randn(1, 4, 6, 16, device=device, dtype=dtype)
+    fa.activate()
+    try:
+        fa.attention(*leaves).sum().backward()
+        aten._scaled_dot_product_flash_attention(q, q + 1, q + 2)
+    finally:
+        fa.restore()
+
+    def inside(value):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            for part in value:
+                yield from inside(part)
+    kept = [tensor for value in _plan.prepared.values() for tensor in inside(value)]
+    assert len(kept) >= 4 and not any(x.untyped_storage().nbytes() for x in kept)

@@ -211,7 +211,8 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
         orders, made)
     rest = (rng, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
     if orders is not None and beside is NOTHING and made.stride() == strides:
-        same.forward.keep((call, (max_q, max_k), *rest), query, key, value)
+        none = torch.empty(0, dtype=torch.uint64, device=query.device)  # nothing kept has memory
+        same.forward.keep((call, (max_q, max_k), none, rest[2]), query, key, value)
     o, lse = _launch.run_forward(call, query, key, value, beside, True, made)
     assert lse is not None
     return _as_promised(o, strides), lse, *rest
@@ -261,10 +262,9 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
         found = _same(dropout_p, is_causal, scale, False, -1, -1, 0,
                       _deterministic()).forward.find(query, key, value)
         if found is not None:
-            call, longest, rng, unused, weights = found
+            call, longest, none, weights = found
             o, lse = _launch.run_forward(call, query, key, value, NOTHING, True)
-            return (o, lse, None, None, *longest, torch.empty_like(rng), torch.empty_like(unused),
-                    weights)  # these have no memory
+            return o, lse, None, None, *longest, none.new_empty(2), none.new_empty(()), weights
     max_q, max_k = query.shape[2], key.shape[2]
     o, lse, rng, unused, weights = _flash(query, key, value, None, None, max_q, max_k, dropout_p,
                                           is_causal, return_debug_mask, scale=scale,

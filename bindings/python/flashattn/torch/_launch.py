@@ -73,8 +73,8 @@ class _Call(NamedTuple):
     ragged: bool  # some rows belong to no sequence, and are not written
     copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
     results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
-    lse: Any  # one element that says its type, device and size
-    scratch: Any  # likewise; None: none is needed
+    lse: Any  # its shape, and one without memory that says its type and device
+    scratch: Any  # likewise without memory
     spare: List[Any]  # flashattn_args of calls that are over
 
 
@@ -145,13 +145,10 @@ def _make(call: _Call, i: int, like: Tensor) -> Tensor:
     return made.zero_() if call.ragged else made
 
 
-def _model(dtype: Any, shape: Tuple[int, ...], device: Any) -> Tensor:
-    """An element for _like(), which takes half the time of torch.empty with a type and a device."""
-    return torch.empty((), dtype=dtype, device=device).expand(shape)
-
-
-def _like(model: Tensor) -> Tensor:
-    return torch.empty_like(model, memory_format=torch.contiguous_format)
+def _model(dtype: Any, device: Any) -> Tensor:
+    """Its new_empty() takes less time than torch.empty with a type and a device. It has no memory,
+    which would otherwise stay allocated in the pool of a graph that is captured meanwhile."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
@@ -164,8 +161,7 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: T
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
     call = _Call(plan, args, needed[0], inputs.ragged, copied, results,
-                 _model(_FLOAT, inputs.lse_shape(), device),
-                 _model(_BYTE, (needed[0],), device) if needed[0] else None, [])
+                 (inputs.lse_shape(), _model(_FLOAT, device)), _model(_BYTE, device), [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
@@ -189,7 +185,7 @@ def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
             return _enqueue(function, call, args, index)
     scratch = ffi.NULL
     if call.bytes:  # the allocator reuses its memory in the order of the stream
-        memory = _like(call.scratch)
+        memory = call.scratch.new_empty(call.bytes)
         scratch = ffi.cast(_POINTER, memory.data_ptr())
     return int(function(call.plan._plan, args, scratch, call.bytes,
                         ffi.cast(_POINTER, _current_stream(index))))
@@ -261,7 +257,8 @@ def run_forward(call: _Call, q: Tensor, k: Tensor, v: Tensor, beside: Sequence[O
     words[_O] = o.data_ptr()
     lse = None
     if return_lse:
-        lse = _like(call.lse)
+        shape, model = call.lse
+        lse = model.new_empty(shape)
         if call.ragged:
             lse.zero_()
         words[_LSE] = lse.data_ptr()
