@@ -126,8 +126,7 @@ MUTATIONS: Dict[str, Mutation] = {
         ["sm80 backward"]),
     # Factors and sums.
     "Hopper: O is not rescaled when the base rises": Mutation(
-        "sm90/fwd_mainloop.cuh", r"o_\[i\] \*= o_scale\[i / 2 % 2\];", "o_[i] *= 1.0f;",
-        ["sm90 rising"]),
+        "sm90/fwd_mainloop.cuh", r"this->scale_rows\(o_, o_scale\);", "", ["sm90 rising"]),
     "latent: O is not rescaled when the base rises": Mutation(
         "sm90/mla_mainloop.cuh", r"o_\[i\] \*= o_scale\[i / 2 % 2\];", "o_[i] *= 1.0f;",
         ["latent rising"]),

@@ -69,7 +69,7 @@ void barrier(int number, int threads, bool wait);
 
 // ---- global memory, beyond plain loads and stores
 
-enum class Order { kRelaxed, kAcquire, kRelease };
+enum class Order { kRelaxed, kAcquire, kRelease, kBoth };
 
 // Before a number is loaded, stored or changed as one by the thread.
 void before_load(const void* at, size_t bytes, Order order);

@@ -169,7 +169,7 @@ void see(const void* at, Order order) {
   Races& races = running->home->races;
   const SharedClock* flag = flag_at(at, false);
   if (!flag || !*flag) return;
-  if (order == Order::kAcquire) {
+  if (order == Order::kAcquire || order == Order::kBoth) {
     races.of_warp(running->warp).join(**flag);
   } else {
     join(races.fenced(running->warp).seen, *flag);
@@ -181,7 +181,7 @@ void show(const void* at, Order order, bool added) {
   Races& races = running->home->races;
   const int warp = running->warp;
   SharedClock shown = races.fenced(warp).released;
-  if (order == Order::kRelease) {
+  if (order == Order::kRelease || order == Order::kBoth) {
     shown = std::make_shared<const Clock>(races.of_warp(warp));
     races.advance(warp);
   }
