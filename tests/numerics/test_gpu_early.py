@@ -17,6 +17,9 @@ CASES = {
     "groups": CAUSAL.replace(batch=6, heads_q=30, heads_kv=10, dim_qk=96, dim_v=40, dtype="f16",
                              softcap=20.0, strides="padded", determinism=1),
     "window": CAUSAL.replace(batch=6, window=(100, 30), causal=False, dtype="f16"),
+    "clusters": CAUSAL.replace(dim_qk=256, determinism=1),
+    "three panels": CAUSAL.replace(batch=6, dim_qk=192, dtype="f16", sink=True, dsink=True),
+    "dims apart": CAUSAL.replace(batch=6, dim_qk=192, dim_v=128),
 }
 
 
