@@ -1,6 +1,9 @@
 """Sphinx, for bindings/docs/manual.py."""
 import pathlib
 import re
+from typing import Any
+
+from pygments.lexers.rust import RustLexer
 
 _header = (pathlib.Path(__file__).resolve().parents[2] / "include" / "flashattn.h").read_text()
 project = "libflashattn"
@@ -24,3 +27,8 @@ html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    # What rustdoc is not to compile.
+    app.add_lexer("rust,ignore", RustLexer)
