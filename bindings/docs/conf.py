@@ -30,5 +30,5 @@ html_show_sphinx = False
 
 
 def setup(app: Any) -> None:
-    # What rustdoc is not to compile.
+    # rustdoc does not compile a program of this language.
     app.add_lexer("rust,ignore", RustLexer)

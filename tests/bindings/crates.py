@@ -12,7 +12,7 @@ RUST = ROOT / "bindings" / "rust"
 TARGET = ROOT / "build" / "rust"
 LIBRARY = pathlib.Path(os.environ.get("FLASHATTN_LIBRARY",
                                       ROOT / "build" / "release" / "src" / "libflashattn.so"))
-# What decides where build.rs looks.
+# These variables decide where build.rs looks.
 LOOKUP = ("DOCS_RS", "FLASHATTN_LIB_DIR", "FLASHATTN_BUILD_FROM", "PKG_CONFIG", "PKG_CONFIG_PATH",
           "PKG_CONFIG_LIBDIR")
 

@@ -20,7 +20,7 @@ from crates import LIBRARY, ROOT, RUST, fetched, passed, succeed
 
 EMULATOR = ROOT / "build" / "cuda-test" / "tests" / "emulator"
 OUT = ROOT / "build" / "rust-candle-gpu"
-# What candle links, and the tests hardly call.
+# candle links these libraries; the tests hardly call them.
 LINKED = ("cuda", "cublas", "cublasLt", "curand", "nvrtc", "cudart")
 NVIDIAS = re.compile(r"(cu[A-Z]|cublas|curand|nvrtc|cuda|__cuda)\w+")
 

@@ -100,24 +100,24 @@ def test_found_again_while_active(device, monkeypatch, name, memory):
         assert (g.shape, g.dtype, g.device) == (w.shape, w.dtype, w.device)
 
 
-class Seen(TorchDispatchMode):
+class Recorder:
+    """A mode that notes the names of what is called."""
+
     def __init__(self):
         super().__init__()
         self.operators = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def record(self, function, types, args=(), kwargs=None):
         self.operators.append(str(function))
         return function(*args, **(kwargs or {}))
 
 
-class SeenFunctions(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.operators = []
+class Seen(Recorder, TorchDispatchMode):
+    __torch_dispatch__ = Recorder.record
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.operators.append(str(function))
-        return function(*args, **(kwargs or {}))
+
+class SeenFunctions(Recorder, TorchFunctionMode):
+    __torch_function__ = Recorder.record
 
 
 @pytest.mark.parametrize("mode", [Seen, SeenFunctions])

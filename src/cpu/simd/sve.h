@@ -1,5 +1,5 @@
-// Vectors of SVE whose length is fixed at 256 bits when this is compiled: code for other lengths
-// would be other code, so a machine of another length does not run it.
+// Vectors of SVE, of 256 bits: the compiler fixes the length, and processors of another length do
+// not run this code.
 #pragma once
 
 #include <arm_sve.h>

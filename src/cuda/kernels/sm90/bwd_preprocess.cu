@@ -33,6 +33,7 @@ struct SharedStorage {
 template <class T, int kPanels>
 class BwdPreprocess {
   static constexpr int kBoxBytes = 2 * kPanels * kPanelBytes;
+  // As many boxes as shared memory holds.
   static constexpr int kWarps = kPanels == 1 ? 23 : 28 / kPanels;
 
  public:
@@ -66,15 +67,15 @@ class BwdPreprocess {
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) load_panel(box, p);
     } else {
-      box.tail = true;
+      box.tail = true;  // this warp has no boxes
       if (lane_ == 0) wait_for_reset();
     }
-    bool first_heads = true;
+    bool in_first_heads = true;
     int32_t heads_done = 0;
     for (;;) {
-      if (first_heads && box.tail) {
+      if (in_first_heads && box.tail) {
         if (!finish_first_heads()) return;
-        first_heads = false;
+        in_first_heads = false;
       }
       if (box.tail) {
         signal_heads_before(heads_done, box);

@@ -16,7 +16,7 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  // nonfinite: not 0 for a row whose stored O is not finite. redo: in a redone tile.
+  // nonfinite: whether the O that it stores is not finite, by row. redo: in a redone tile.
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       store_fp32(o, nonfinite);

@@ -198,13 +198,13 @@ class FwdMainloop : FwdSoftmax<Config> {
         alibi = {1.0f, {0.0f}};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      this->update_base(s, alibi.scale, base_bias, false);
+      this->update_base(s, alibi.scale, base_bias);
       this->exp2_alibi_abs(s, alibi);
     } else {
       score_mod().modify(s, n * kTileKv, false);
       this->advance_bias();
       apply_masks<kHalf>(s, n);
-      this->update_base(s, to_base_units(), {0.0f, 0.0f}, false);
+      this->update_base(s, to_base_units(), {0.0f, 0.0f});
       this->exp2_online(s);
     }
     score_mod().apply_dropout(s_, n);
@@ -308,17 +308,22 @@ class FwdMainloop : FwdSoftmax<Config> {
   // would overflow fp16, and the whole work tile would be redone.
   static constexpr float kMaxFirstP = 1 << static_cast<int>(Base::kBaseSlack);
   __device__ __forceinline__ bool first_keys_exceed() const {
-    return __any_sync(~0u, fmaxf(fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])) > kMaxFirstP);
+    return __any_sync(~0u, fmaxf(max_first_p(0), max_first_p(1)) > kMaxFirstP);
+  }
+  // The maximum P of the lane's two first keys.
+  __device__ __forceinline__ float max_first_p(int mi) const {
+    return fmaxf(s_[2 * mi], s_[2 * mi + 1]);
   }
 
   // P is still fp32: the base rises by an integer, so that the factor is a power of two.
   __device__ __forceinline__ void raise_to_first_keys() {
-    float top[2] = {fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])}, scale[2];
+    float scale[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 1));
-      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 2));
-      const int32_t rise = top[mi] > kMaxFirstP ? (__float_as_int(top[mi]) >> 23) - 127 : 0;
+      float top = max_first_p(mi);
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const int32_t rise = top > kMaxFirstP ? (__float_as_int(top) >> 23) - 127 : 0;
       scale[mi] = __int_as_float((127 - rise) << 23);
       softmax_base_[mi] += static_cast<float>(rise);
       row_sum_[mi] *= scale[mi];

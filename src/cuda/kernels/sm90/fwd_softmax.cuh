@@ -114,9 +114,9 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   template <int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&base_bias)[2], bool redo) {
+                                              const float (&base_bias)[2]) {
     float o_scale[2];
-    update_base(s, c, base_bias, redo, o_scale);
+    update_base(s, c, base_bias, false, o_scale);
   }
 
   // Turns scores into P = 2^exponent(score, i) and adds them to the row sums. The sum of a tile

@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let capped = candle_flash_attn::flash_attn_alibi_windowed_softcap(
         &q, &k, &v, None, scale, left, right, softcap,
     )?;
-    // The same sequences, packed.
+    // The sequences are now packed.
     let ends = |length: u32| Tensor::new(&[0, length, 2 * length], &Device::Cpu);
     let (sums_q, sums_k) = (ends(5)?, ends(9)?);
     let (flat_q, flat_k, flat_v) = (q.flatten_to(1)?, k.flatten_to(1)?, v.flatten_to(1)?);
