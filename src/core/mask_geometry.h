@@ -65,16 +65,19 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
   const int32_t at = i + diagonal_offset(rule, len);
   int32_t begin = 0, end = len.kv;
   if ((rule.mask & FLASHATTN_MASK_CAUSAL) && at < end) end = at + 1;
-  if (rule.mask & FLASHATTN_MASK_WINDOW) {
-    if (rule.window_left >= 0 && rule.window_left < at) begin = at - rule.window_left;
-    if (rule.window_right >= 0 && rule.window_right < end - 1 - at) {
-      end = at + rule.window_right + 1;
+  // One jump over both where there is neither: GPU kernels that fetch instructions notice.
+  if (rule.mask & (FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK)) {
+    if (rule.mask & FLASHATTN_MASK_WINDOW) {
+      if (rule.window_left >= 0 && rule.window_left < at) begin = at - rule.window_left;
+      if (rule.window_right >= 0 && rule.window_right < end - 1 - at) {
+        end = at + rule.window_right + 1;
+      }
     }
-  }
-  if (rule.mask & FLASHATTN_MASK_CHUNK) {
-    const int64_t first = static_cast<int64_t>(floor_div(at, rule.chunk)) * rule.chunk;
-    if (first > begin) begin = static_cast<int32_t>(first);
-    if (first + rule.chunk < end) end = static_cast<int32_t>(first + rule.chunk);
+    if (rule.mask & FLASHATTN_MASK_CHUNK) {
+      const int64_t first = static_cast<int64_t>(floor_div(at, rule.chunk)) * rule.chunk;
+      if (first > begin) begin = static_cast<int32_t>(first);
+      if (first + rule.chunk < end) end = static_cast<int32_t>(first + rule.chunk);
+    }
   }
   return {begin < len.kv ? begin : len.kv, end > 0 ? end : 0};
 }

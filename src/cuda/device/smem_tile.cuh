@@ -195,4 +195,18 @@ struct PagedCopy {
   }
 };
 
+// Zeros rows [max(first, 0), rows) of a tile: panels of 64 columns of 16 bits. The 128 threads of a
+// warpgroup call it. A short loop: this is rare, and usual code jumps over it.
+template <int kPanels>
+__device__ __forceinline__ void clear_rows(uint32_t tile, int32_t rows, int32_t first) {
+  const int32_t thread = no_hoist(threadIdx.x) % 128;
+#pragma unroll 1
+  for (int32_t r = max(first, 0) + thread / 8; r < rows; r += 16) {
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      ptx::clear_shared_16(tile + (p * rows + r) * 128 + thread % 8 * 16);
+    }
+  }
+}
+
 }  // namespace flashattn::cuda

@@ -69,9 +69,9 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
         Config::kTwoCta ? work_tile().len.kv - (work_tile().key ^ kTileKv) : kTileKv;
     if (work_tile().keys >= kTileKv && other >= kTileKv) return;
     storage_.q.consumer_wait(q_state());
-    this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, work_tile().keys);
+    clear_rows<Config::kPanelsQk>(shared_, kTileKv, work_tile().keys);
     if constexpr (Config::kTwoCta) {
-      this->template clear_rows<Config::kPeerKPanels>(shared_ + Config::kPeerK, kTileKv, other);
+      clear_rows<Config::kPeerKPanels>(shared_ + Config::kPeerK, kTileKv, other);
     }
     this->fence_cleared_rows();
   }
@@ -202,7 +202,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
   template <int kPanels>
   __device__ __forceinline__ void zero_q_tail(uint32_t rows, int32_t tile) const {
     if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
-    this->template clear_rows<kPanels>(rows, kTileQ, work_tile().len.q - tile * kTileQ);
+    clear_rows<kPanels>(rows, kTileQ, work_tile().len.q - tile * kTileQ);
     this->fence_cleared_rows();
   }
 

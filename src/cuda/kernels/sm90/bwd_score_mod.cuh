@@ -157,6 +157,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         ds[4 * m + i] = ptx::pack<T>(first, second);
         if constexpr (Config::kHasDenseBias) {
           if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
+        } else if constexpr (kMayBeNan<kMasked>) {
+          ds[4 * m + i] &= ptx::nonzero_mask(quad[i]);
         }
       }
     }
@@ -178,10 +180,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     } else {
       x = p * (dp - delta);
     }
-    // Masked elements may be NaN.
-    if ((kMasked || Config::kIsRuntime) && p == 0.0f) x = 0.0f;
+    if (Config::kHasDenseBias && kMayBeNan<kMasked> && p == 0.0f) x = 0.0f;  // dbias adds it up
     return x;
   }
+  // Where P is 0, as masked elements are, dS is 0, but dP may be NaN.
+  template <bool kMasked>
+  static constexpr bool kMayBeNan = kMasked || Config::kIsRuntime;
 
   // Score modifications of a tile. Softcap alone and ALiBi alone have a path each, as chains of
   // their own: branches for a few elements at a time expose latencies.

@@ -253,17 +253,7 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Zeros the rows of a tile from `first` on. Both warpgroups write the same zeros, and each waits
-  // for its own.
-  template <int kPanels>
-  __device__ __forceinline__ void clear_rows(uint32_t tile, int32_t rows, int32_t first) const {
-    const int32_t count = rows - max(first, 0);
-    for (int32_t x = no_hoist(threadIdx.x) % 128; x < count * 8 * kPanels; x += 128) {
-      const int32_t r = rows - count + x / 8 % count, panel = x / 8 / count;
-      ptx::store_shared(tile + (panel * rows + r) * 128 + x % 8 * 16, 0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-
+  // Both warpgroups write the same zeros, and each waits for its own.
   __device__ __forceinline__ void fence_cleared_rows() const {
     ptx::fence_async_proxy();
     warpgroup_sync();

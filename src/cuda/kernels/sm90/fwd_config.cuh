@@ -44,10 +44,10 @@ struct ForwardConfig {
   // The faster one was measured; the difference is up to 6 %.
   static constexpr bool kWaitPvFirst =
       kHasSoftcap || kHasAlibi ? kDimV <= 128 : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
-  // Place in the source of the steps of a redone work tile: before the usual steps, or behind them.
-  // Behind, the code of usual tiles is contiguous (D = 64: 1 % faster), but then ptxas waits for P
-  // V after a third of the exponentials in one kernel (-2 %).
-  static constexpr bool kRedoFirst = kConsumers == 2 && kTileKv == 128 && kDimV == 128;
+  // Place in the source of unusual work tiles (redone, or without a visible key): before the usual
+  // ones, or behind them. Behind, the code of usual tiles is contiguous (D = 64: 2 % faster), but
+  // then ptxas waits for P V after a third of the exponentials in one kernel (-2 %).
+  static constexpr bool kUnusualFirst = kConsumers == 2 && kTileKv == 128 && kDimV == 128;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static_assert(kCtasPerSm == 1 || kConsumers == 1,

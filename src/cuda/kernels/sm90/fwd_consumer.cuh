@@ -73,6 +73,13 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     kv_state.advance();
   }
 
+  // Skips KV tiles n down to `last`. Not unrolled: usual tiles jump over this code.
+  __device__ __forceinline__ void skip_tiles(PipelineState<Config::kStages>& kv_state, int32_t& n,
+                                             int32_t last) {
+#pragma unroll 1
+    for (; n >= last; --n) skip_tile(kv_state, true);
+  }
+
   // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
   // of them may miss a whole phase of the barrier.
   __device__ __forceinline__ void warpgroup_sync() const {

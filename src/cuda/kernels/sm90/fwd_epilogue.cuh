@@ -16,16 +16,18 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  // nonfinite: whether the O that it stores is not finite, by row. redo: in a redone tile.
+  // kShort: see FwdSoftmax::finish_tile(). nonfinite: whether the O that it stores is not finite, by
+  // row. redo: in a redone tile.
+  template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
-    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    if (!kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       store_fp32(o, nonfinite);
     } else {
       uint32_t seen[2][2] = {};  // two chains a row: latency
 #pragma unroll
       for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
         store_to_smem(o, subtile, redo, seen);
-        if (params_.o_by_tma) {
+        if (kShort || params_.o_by_tma) {
           store_tma(subtile);
         } else {
           store_rows(subtile);
@@ -37,7 +39,7 @@ class FwdEpilogue {
     }
     // O has used the buffer of the next Q.
     if (!Config::kSeparateO) {
-      if (!params_.o_by_tma) {
+      if (!kShort && !params_.o_by_tma) {
         ptx::fence_async_proxy();
         consumer_.warpgroup_sync();
       }

@@ -46,7 +46,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
         --n;
       }
     } else {
-      for (; n >= warpgroup_tile().kv_end; --n) this->skip_tile(kv_state_, true);
+      this->skip_tiles(kv_state_, n, warpgroup_tile().kv_end);
       n = kv_tiles_.last_visible(work_tile(), n, warpgroup_tile().kv_begin);
       first_step(n);
       n = next_tile(n);
@@ -73,7 +73,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       last_gemm_pv();
       kv_state_.advance();
     }
-    for (; n >= work_tile().kv_begin; --n) this->skip_tile(kv_state_, true);
+    this->skip_tiles(kv_state_, n, work_tile().kv_begin);
     this->finish_tile(o_, largest_descale_v(), work_tile().redo_online);
     q_state_.advance();
   }

@@ -104,27 +104,20 @@ class FwdMainloop : FwdSoftmax<Config> {
     int32_t n = work_tile().kv_end - 1;
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
-    if (first >= end) {  // no row of this warpgroup sees a key
-      reset_accumulators();
-      this->warpgroup_sync();
-      if (Config::kSeparateO) release_q();
-      if (n >= begin) {
-        this->skip_tile(kv_state_, false);
-        --n;
-      }
-    } else if (Config::kRedoFirst && redo) {
-      redo_tile();
-      n = begin - 1;
-    } else if (Config::kRedoFirst || !redo) {
+    if (Config::kUnusualFirst && first >= end) {
+      hidden_tile(n);
+    } else if (Config::kUnusualFirst && redo) {
+      redo_tile(n);
+    } else if (first < end && !redo) {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
-        for (; n - end >= kStages - 1; --n) this->skip_tile(kv_state_, true);
+        this->skip_tiles(kv_state_, n, end + kStages - 1);
         first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
-        for (; n >= end; --n) this->skip_tile(kv_state_, true);
+        this->skip_tiles(kv_state_, n, end);
         --n;
       } else {
-        for (; n >= end; --n) this->skip_tile(kv_state_, true);
+        this->skip_tiles(kv_state_, n, end);
         n = kv_tiles_.last_visible(work_tile(), n, first);
         first_step(n, kv_state_, lower);
         if constexpr (Config::kHasBlockMask) n = block_mask_steps(n, full);
@@ -155,13 +148,24 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    if (!Config::kRedoFirst && redo && first < end) {
-      redo_tile();
-      n = begin - 1;
+    if (!Config::kUnusualFirst && first >= end) {
+      hidden_tile(n);
+    } else if (!Config::kUnusualFirst && redo) {
+      redo_tile(n);
     }
-    for (; n >= begin; --n) this->skip_tile(kv_state_, true);
+    this->skip_tiles(kv_state_, n, begin);
     this->finish_tile(o_, 1.0f, redo);
     q_state_.advance();
+  }
+
+  // No row of this warpgroup sees a key. Skips a KV tile, n, if there is one.
+  __device__ __forceinline__ void hidden_tile(int32_t& n) {
+    reset_accumulators();
+    this->warpgroup_sync();
+    if (Config::kSeparateO) release_q();
+    if (n < work_tile().kv_begin) return;
+    this->skip_tile(kv_state_, false);
+    --n;
   }
 
   // Q K^T and softmax of the first KV tile, or of its lower half.
@@ -262,14 +266,14 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kIsOnline) rescale_o(o_scale);
   }
 
-  // All KV tiles of a redone work tile. The base is that of every tile so far, and it is subtracted
-  // exactly, from rounded scores. The steps overlap nothing, as they are rare, and are all alike,
-  // so that their code is short. It has a counter of its own: the usual steps keep theirs in a
-  // uniform register.
-  __device__ __forceinline__ void redo_tile() {
+  // The KV tiles of a redone work tile, from tile `next` on. The base is that of every tile so far,
+  // and it is subtracted exactly, from rounded scores. The steps overlap nothing, as they are rare,
+  // and are all alike, so that their code is short. It has a counter of its own: the usual steps
+  // keep theirs in a uniform register.
+  __device__ __forceinline__ void redo_tile(int32_t& next) {
     const int32_t first = warpgroup_tile().kv_begin;
-    int32_t n = work_tile().kv_end - 1;
-    for (; n >= warpgroup_tile().kv_end; --n) this->skip_tile(kv_state_, true);
+    int32_t n = next;
+    this->skip_tiles(kv_state_, n, warpgroup_tile().kv_end);
     reset_accumulators();
     bool in_order = false;
 #pragma unroll 1
@@ -300,7 +304,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    for (; n >= work_tile().kv_begin; --n) this->skip_tile(kv_state_, true);
+    next = n;
   }
 
   // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
@@ -408,11 +412,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (!params_.kv_has_tail || (n + 1) * kTileKv <= work_tile().len.kv) return;
     storage_.v.consumer_wait(kv_state_);
     const uint32_t v = v_.address() + kv_state_.stage() * Config::kVBytes;
-    const int32_t first = work_tile().len.kv - n * kTileKv, rows = kTileKv - first;
-    for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
-      const int32_t row = first + x / 8 % rows, panel = x / 8 / rows;
-      ptx::clear_shared_16(v + (panel * kTileKv + row) * 128 + x % 8 * 16);
-    }
+    clear_rows<Config::kPanelsV>(v, kTileKv, work_tile().len.kv - n * kTileKv);
     ptx::fence_async_proxy();
     this->warpgroup_sync();
   }

@@ -212,14 +212,7 @@ class MlaMainloop : MlaEpilogue<Config> {
   __device__ __forceinline__ void zero_v_tail(int32_t n) const {
     const int32_t first = tile().len.kv - n * kTileKv;
     if (first >= kTileKv) return;
-    const int32_t thread = threadIdx.x % 128;
-#pragma unroll 1
-    for (int32_t r = first + thread / 8; r < kTileKv; r += 16) {
-#pragma unroll
-      for (int p = 0; p < Config::kPanelsV; ++p) {
-        ptx::clear_shared_16(own_ + p * kPanelBytes + r * 128 + thread % 8 * 16);
-      }
-    }
+    clear_rows<Config::kPanelsV>(own_, kTileKv, first);
     ptx::fence_async_proxy();
     this->warpgroup_sync();
   }
