@@ -177,6 +177,7 @@ def test_package_is_complete():
     """Meson lists the files of the Python package by name."""
     listed = (ROOT / "bindings" / "python" / "meson.build").read_text()
     package = ROOT / "bindings" / "python"
-    missing = [p.name for p in (package / "flashattn").iterdir()
-               if p.is_file() and f"'flashattn/{p.name}'" not in listed]
-    assert not missing
+    files = [path.relative_to(package).as_posix() for path in (package / "flashattn").rglob("*")
+             if path.is_file() and "__pycache__" not in path.parts]
+    missing = [name for name in files if f"'{name}'" not in listed]
+    assert "flashattn/torch/__init__.py" in files and not missing
