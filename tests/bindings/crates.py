@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUST = ROOT / "bindings" / "rust"
 TARGET = ROOT / "build" / "rust"
+BRIDGES = ROOT / "build" / "rust-bridges"  # of the crates outside the workspace
 LIBRARY = pathlib.Path(os.environ.get("FLASHATTN_LIBRARY",
                                       ROOT / "build" / "release" / "src" / "libflashattn.so"))
 # These variables decide where build.rs looks.
@@ -45,10 +46,10 @@ def passed(said):
     return sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", said))
 
 
-def fetched(folder):
+def fetched(folder, *features):
     """Why a crate's dependencies cannot be had; nothing where they are there. Only those that this
     machine compiles are fetched."""
-    code, said = cargo("tree", "--locked", "--quiet", folder=folder)
+    code, said = cargo("tree", "--locked", "--quiet", *features, folder=folder)
     if code and not re.search(r"lock file .* needs to be updated", said):
         return said.strip().splitlines()[-1]
     assert code == 0, said

@@ -2,17 +2,18 @@
 
 Needs cargo, and crates.io for one small dependency (the crates burn, candle and cudarc: for more)
 unless they are there already; what is missing is skipped and said. Everything that cargo makes lies
-in build/rust and its neighbours.
+in build/rust and its neighbours; crates that several bridges need are compiled once.
 """
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
 
 import pytest
-from crates import LINKED, ROOT, RUST, cargo, fetched, has, passed, succeed
+from crates import BRIDGES, LINKED, ROOT, RUST, cargo, fetched, has, passed, succeed
 
 
 def paragraphs(name):
@@ -160,8 +161,10 @@ class TestPackages:
         for crate in self.CRATES:
             if missing := fetched(RUST / crate):
                 pytest.skip(f"{crate} cannot be fetched: {missing}")
-            own = self.found_in(flashattn=RUST / "flashattn", flashattn_cudarc=RUST / "cudarc",
-                                flashattn_sys=RUST / "flashattn-sys")
+            # A patch that a crate has no use for would be written into its lock file.
+            bridge = {"flashattn_cudarc": RUST / "cudarc"} if crate == "candle" else {}
+            own = self.found_in(flashattn=RUST / "flashattn",
+                                flashattn_sys=RUST / "flashattn-sys", **bridge)
             succeed("package", "--offline", "--no-verify", "--allow-dirty", *own,
                     folder=RUST / crate, target=target)
         for archive in (target / "package").glob("*.crate"):
@@ -205,12 +208,13 @@ class TestPackages:
 
     @pytest.mark.parametrize("crate", ["burn", "candle", "cudarc"])
     def test_bridges_are_built_from_packages(self, packages, crate):
-        """With the dependencies that test_bridges compiles."""
+        """With their tests, and so with the dependencies that test_bridges compiles: without tests
+        some have other features."""
         siblings = {name.replace("-", "_"): packages[name]
                     for name in ("flashattn", "flashattn-sys", "flashattn-cudarc")
                     if crate == "candle" or name != "flashattn-cudarc"}
-        succeed("build", "--offline", *self.found_in(**siblings),
-                folder=packages[f"flashattn-{crate}"], target=ROOT / "build" / f"rust-{crate}")
+        succeed("build", "--tests", "--offline", *self.found_in(**siblings),
+                folder=packages[f"flashattn-{crate}"], target=BRIDGES)
 
 
 @pytest.mark.parametrize("crate, least", [("burn", 9), ("candle", 12), ("cudarc", 8)])
@@ -219,17 +223,60 @@ def test_bridges(crate, least):
     missing = fetched(folder)
     if missing:
         pytest.skip(f"{crate} cannot be fetched: {missing}")
-    target = ROOT / "build" / f"rust-{crate}"
-    said = succeed("test", "--locked", folder=folder, target=target)
+    said = succeed("test", "--locked", folder=folder, target=BRIDGES)
     assert passed(said) >= least
     print(f"Rust: {passed(said)} tests of the {crate} crate")
     if has("clippy"):
         succeed("clippy", "--locked", "--all-targets", "--", "-D", "warnings", folder=folder,
-                target=target)
+                target=BRIDGES)
     if has("fmt"):
         succeed("fmt", "--check", folder=folder)
-    succeed("doc", "--locked", "--no-deps", folder=folder, target=target,
+    succeed("doc", "--locked", "--no-deps", folder=folder, target=BRIDGES,
             RUSTDOCFLAGS="-D warnings")
+
+
+def public_names(text):
+    """The public functions and structures of a Rust source: arguments or fields, with their types,
+    and what is returned."""
+    text = re.sub(r"//.*", "", text)
+    found = re.findall(r"^pub (fn|struct|enum|trait|type|const|static|mod|use|union) "
+                       r"([\w:*]+)(.*?)^([)}].*?)?$", text, re.M | re.S)
+    return {name: (kind, re.sub(r"\s+|\bpub\b|,(?=\s*$)", "", body), end.rstrip(" {"))
+            for kind, name, body, end in found}
+
+
+def test_candles_names(tmp_path):
+    """Each public name of the crate candle-flash-attn, with its arguments or fields, is here, too."""
+    ours = RUST / "candle-flash-attn"
+    (version,) = re.findall(r'^version = "(.*)"', (ours / "Cargo.toml").read_text(), re.M)
+    said = cargo("info", f"candle-flash-attn@{version}", folder=tmp_path)[1]  # it fetches the crate
+    home = pathlib.Path(os.environ.get("CARGO_HOME", pathlib.Path.home() / ".cargo"))
+    found = list(home.glob(f"registry/src/*/candle-flash-attn-{version}/src/lib.rs"))
+    if not found:
+        pytest.skip(f"candle-flash-attn {version} cannot be fetched: {said.splitlines()[-1]}")
+    theirs = public_names(found[0].read_text(encoding="utf-8"))
+    assert len(theirs) >= 12 and "FlashAttn" in theirs, theirs
+    sources = RUST / "candle" / "src"
+    here = {}
+    for name in ("functions", "flash_attn"):
+        here.update(public_names((sources / f"{name}.rs").read_text(encoding="utf-8")))
+    assert {name: here.get(name) for name in theirs} == theirs
+    root = (sources / "lib.rs").read_text(encoding="utf-8")
+    assert "pub use flash_attn::FlashAttn;" in root and "pub use functions::*;" in root
+
+
+# Makes empty files for NVIDIA's compiler to have made, and says a version as that does.
+NO_NVCC = r"""#!/bin/sh
+case "$*" in
+  *--version*) printf '%s\n' nvcc of NVIDIA "tools, release 13.0, V13.0.48"; exit ;;
+esac
+for word; do
+  case $word in *.cu) source=$(basename "$word" .cu) ;; esac
+  case $before in -o) : >"$word" ;; --output-directory) folder=$word ;; esac
+  before=$word
+done
+[ -z "$folder" ] || : >"$folder/$source.ptx"
+"""
 
 
 def test_patch():
@@ -237,6 +284,19 @@ def test_patch():
     folder = RUST / "candle-flash-attn" / "consumer"
     if missing := fetched(folder):
         pytest.skip(f"candle-flash-attn's consumer cannot be fetched: {missing}")
-    said = succeed("run", "--locked", folder=folder, target=ROOT / "build" / "rust-patch",
+    said = succeed("run", "--locked", folder=folder, target=BRIDGES,
                    LD_LIBRARY_PATH=LINKED["FLASHATTN_LIB_DIR"])
     assert "candle-flash-attn by libflashattn: [2, 5, 4, 16]" in said, said[-4000:]
+
+
+def test_patch_on_gpus(tmp_path):
+    """The same program with the feature cuda of candle's newest version: it compiles, as Rust; its
+    kernels are not compiled, and nothing is linked."""
+    folder = RUST / "candle-flash-attn" / "consumer"
+    if missing := fetched(folder, "--features", "cuda"):
+        pytest.skip(f"candle-flash-attn's consumer cannot be fetched: {missing}")
+    (tmp_path / "nvcc").write_text(NO_NVCC, encoding="utf-8")
+    (tmp_path / "nvcc").chmod(0o755)
+    succeed("rustc", "--locked", "--features", "cuda", "--", "-C", "linker=true", folder=folder,
+            target=BRIDGES, CUDA_COMPUTE_CAP="90", CUDA_HOME=str(tmp_path),
+            PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

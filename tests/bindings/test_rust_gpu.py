@@ -16,7 +16,7 @@ import shutil
 import subprocess
 
 import pytest
-from crates import LIBRARY, ROOT, RUST, fetched, passed, succeed
+from crates import BRIDGES, LIBRARY, ROOT, RUST, fetched, passed, succeed
 
 EMULATOR = ROOT / "build" / "cuda-test" / "tests" / "emulator"
 OUT = ROOT / "build" / "rust-candle-gpu"
@@ -42,7 +42,7 @@ def emulated(**more):
 def test_cudarc():
     need("cudarc")
     said = succeed("test", "--locked", "--test", "attention", "--", "--show-output",
-                   folder=RUST / "cudarc", target=ROOT / "build" / "rust-cudarc", **emulated())
+                   folder=RUST / "cudarc", target=BRIDGES, **emulated())
     assert passed(said) >= 6 and "skipped:" not in said, said[-4000:]
 
 
@@ -79,14 +79,15 @@ def stand_ins(program, folder):
 
 def test_candle(tmp_path):
     need("candle")
-    variables, target = toolkit(), ROOT / "build" / "rust-candle-cuda"
+    variables = toolkit()
     for name in LINKED:  # the functions are found when the program starts
         (tmp_path / f"lib{name}.so").write_text("INPUT()\n")
-    succeed("rustc", "--locked", "--features", "cuda", "--test", "cuda", "--", "-L", str(tmp_path),
-            "-C", "relro-level=partial", "-C", "strip=symbols",
-            "-C", "link-arg=-Wl,--unresolved-symbols=ignore-all",
-            folder=RUST / "candle", target=target, **variables)
-    built = max((target / "debug" / "deps").glob("cuda-*[0-9a-f]"), key=os.path.getmtime)
+    said = succeed("rustc", "--locked", "--features", "cuda", "--test", "cuda",
+                   "--message-format=json", "--", "-L", str(tmp_path), "-C",
+                   "relro-level=partial", "-C", "strip=symbols", "-C",
+                   "link-arg=-Wl,--unresolved-symbols=ignore-all", folder=RUST / "candle",
+                   target=BRIDGES, **variables)
+    (built,) = re.findall(r'"executable":"([^"]*)"', said)
     OUT.mkdir(exist_ok=True)
     program = shutil.copy(built, OUT / "candle-gpu")
     done = subprocess.run([program, "--show-output", "--test-threads", "1"], text=True,

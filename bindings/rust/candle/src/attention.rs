@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{bail, DType, Result, Tensor};
+use candle_core::{bail, DType, Device, Result, Tensor};
 
 use crate::op::{FlashAttention, Options};
 use crate::sink::{SinkGradients, SinkTap};
@@ -126,8 +126,9 @@ impl Attention {
         for (name, tensor) in [("k", k), ("v", v)] {
             check(name, tensor, q.dtype(), shape)?;
         }
-        let cu_seqlens_q = integers("seqlens_q", varlen.seqlens_q, q, &["batch + 1"])?;
-        let cu_seqlens_kv = integers("seqlens_k", varlen.seqlens_k, q, &["batch + 1"])?;
+        let device = q.device();
+        let cu_seqlens_q = integers("seqlens_q", varlen.seqlens_q, device, &["batch + 1"])?;
+        let cu_seqlens_kv = integers("seqlens_k", varlen.seqlens_k, device, &["batch + 1"])?;
         if cu_seqlens_q.dims() != cu_seqlens_kv.dims() {
             bail!(
                 "flash-attn: seqlens_k has {} elements and seqlens_q has {}; give batch + 1 of both",
@@ -140,7 +141,8 @@ impl Attention {
             None => beside.cu_seqlens_kv = Some(cu_seqlens_kv),
             Some(table) => {
                 beside.lens_kv = Some(lengths(&cu_seqlens_kv)?);
-                beside.page_table = Some(integers("block_table", table, q, &["batch", "pages"])?);
+                beside.page_table =
+                    Some(integers("block_table", table, device, &["batch", "pages"])?);
             }
         }
         let max_seqlens = Some([varlen.max_seqlen_q, varlen.max_seqlen_k]);
@@ -151,8 +153,31 @@ impl Attention {
         &self,
         [q, k, v]: [&Tensor; 3],
         max_seqlens: Option<[usize; 2]>,
-        mut beside: Beside<Tensor>,
+        beside: Beside<Tensor>,
     ) -> Result<Tensor> {
+        let page_size = if beside.page_table.is_some() { k.dim(1)? } else { 0 };
+        let backward = [q, k, v].into_iter().any(Tensor::track_op);
+        let mut op = self.op(q.device(), backward, beside)?;
+        (op.options.max_seqlens, op.options.page_size) = (max_seqlens, page_size);
+        let (mut q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
+        if !op.options.backward {
+            return q.apply_op3_no_bwd(&k, &v, &op);
+        }
+        if let Some(sink) = op.beside.sink.as_ref().filter(|_| op.options.dsink) {
+            let gradients = op.dsink.clone();
+            q = q.contiguous()?.apply_op2(sink, SinkTap { gradients })?;
+        }
+        q.apply_op3(&k, &v, op)
+    }
+
+    /// The operation of candle's graph, of sequences of one length. `device`: that of q. `backward`:
+    /// whether q, k or v is tracked.
+    pub(crate) fn op(
+        &self,
+        device: &Device,
+        backward: bool,
+        mut beside: Beside<Tensor>,
+    ) -> Result<FlashAttention> {
         if self.scale == 0.0 {
             // To the library, 0 is the default.
             bail!(
@@ -163,34 +188,24 @@ impl Attention {
             if slopes.track_op() {
                 bail!("flash-attn: alibi_slopes is tracked, and has no gradient; give its detach()")
             }
-            beside.alibi_slopes = Some(floats("alibi_slopes", slopes, q, 2)?);
+            beside.alibi_slopes = Some(floats("alibi_slopes", slopes, device, 2)?);
         }
         if let Some(sink) = &self.sink {
-            beside.sink = Some(floats("sink", sink, q, 1)?);
+            beside.sink = Some(floats("sink", sink, device, 1)?);
         }
-        let sink = beside.sink.clone().filter(Tensor::track_op);
-        let backward = sink.is_some() || [q, k, v].into_iter().any(Tensor::track_op);
+        let dsink = beside.sink.as_ref().is_some_and(Tensor::track_op);
         let sides = |n: Option<usize>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(-1));
-        let page_size = if beside.page_table.is_some() { k.dim(1)? } else { 0 };
         let options = Options {
             scale: self.scale,
             window: self.window.map(sides),
             softcap: self.softcap,
-            backward,
-            dsink: sink.is_some(),
-            max_seqlens,
-            page_size,
+            backward: backward || dsink,
+            dsink,
+            max_seqlens: None,
+            page_size: 0,
         };
-        let gradients = Arc::new(SinkGradients::default());
-        let op = FlashAttention { options, beside, lse: OnceLock::new(), dsink: gradients.clone() };
-        let (mut q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
-        if !backward {
-            return q.apply_op3_no_bwd(&k, &v, &op);
-        }
-        if let Some(sink) = &sink {
-            q = q.contiguous()?.apply_op2(sink, SinkTap { gradients })?;
-        }
-        q.apply_op3(&k, &v, op)
+        let dsink = Arc::new(SinkGradients::default());
+        Ok(FlashAttention { options, beside, lse: OnceLock::new(), dsink })
     }
 }
 

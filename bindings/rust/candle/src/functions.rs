@@ -277,7 +277,7 @@ fn causal_right(causal: bool) -> Option<usize> {
     causal.then_some(0)
 }
 
-fn options(
+pub(crate) fn options(
     scale: f32,
     (left, right): (Option<usize>, Option<usize>),
     alibi_slopes: Option<&Tensor>,

@@ -32,10 +32,12 @@
 mod attention;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod flash_attn;
 mod functions;
 mod op;
 mod sink;
 mod tensors;
 
 pub use attention::{Attention, Varlen};
+pub use flash_attn::FlashAttn;
 pub use functions::*;

@@ -1,6 +1,6 @@
 //! Tensors as the arrays of the crate flashattn.
 
-use candle_core::{bail, CpuStorage, DType, Error, Layout, Result, Tensor, WithDType};
+use candle_core::{bail, CpuStorage, DType, Device, Error, Layout, Result, Tensor, WithDType};
 use flashattn::{Array, Dims, Element, Reason, Strides, View};
 
 pub(crate) type Slice<'a> = (&'a CpuStorage, &'a Layout);
@@ -122,19 +122,19 @@ pub(crate) fn array<'a, T: WithDType>((storage, layout): Slice<'a>) -> Result<Ar
 }
 
 /// Refuses a tensor that lies elsewhere than q.
-fn expect_beside(name: &str, tensor: &Tensor, q: &Tensor) -> Result<()> {
-    if tensor.device().same_device(q.device()) {
+fn expect_beside(name: &str, tensor: &Tensor, device: &Device) -> Result<()> {
+    if tensor.device().same_device(device) {
         return Ok(());
     }
     bail!(
         "flash-attn: {name} is on {:?} and q on {:?}; move one of them with to_device",
         tensor.device().location(),
-        q.device().location()
+        device.location()
     )
 }
 
 /// A number for each head, and for each sequence where `rank` is 2.
-pub(crate) fn floats(name: &str, tensor: &Tensor, q: &Tensor, rank: usize) -> Result<Tensor> {
+pub(crate) fn floats(name: &str, tensor: &Tensor, device: &Device, rank: usize) -> Result<Tensor> {
     let fits = (1..=rank).contains(&tensor.rank()) && tensor.elem_count() > 0;
     if !fits || !tensor.dtype().is_float() {
         bail!(
@@ -144,13 +144,18 @@ pub(crate) fn floats(name: &str, tensor: &Tensor, q: &Tensor, rank: usize) -> Re
             if rank == 2 { " or (batch, heads)" } else { "" }
         )
     }
-    expect_beside(name, tensor, q)?;
+    expect_beside(name, tensor, device)?;
     tensor.to_dtype(DType::F32)?.contiguous()
 }
 
 /// Lengths or page numbers, of 32 bits. On a GPU they are not read, so that numbers past 32 bits are cut
 /// off.
-pub(crate) fn integers(name: &str, tensor: &Tensor, q: &Tensor, shape: &[&str]) -> Result<Tensor> {
+pub(crate) fn integers(
+    name: &str,
+    tensor: &Tensor,
+    device: &Device,
+    shape: &[&str],
+) -> Result<Tensor> {
     if tensor.rank() != shape.len() || !tensor.dtype().is_int() {
         bail!(
             "flash-attn: {name} holds {:?} of shape {:?}; give integers of shape ({})",
@@ -159,7 +164,7 @@ pub(crate) fn integers(name: &str, tensor: &Tensor, q: &Tensor, shape: &[&str]) 
             shape.join(", ")
         )
     }
-    expect_beside(name, tensor, q)?;
+    expect_beside(name, tensor, device)?;
     if !tensor.device().is_cpu() {
         return match tensor.dtype() {
             DType::I32 | DType::U32 => tensor.contiguous(),
@@ -183,7 +188,7 @@ pub(crate) fn lengths(sums: &Tensor) -> Result<Tensor> {
     if sums.device().is_cpu() {
         let sums = sums.to_vec1::<i32>()?;
         let lengths: Vec<i32> = sums.windows(2).map(|w| w[1].saturating_sub(w[0])).collect();
-        return Tensor::from_vec(lengths, count, &candle_core::Device::Cpu);
+        return Tensor::from_vec(lengths, count, &Device::Cpu);
     }
     sums.narrow(0, 1, count)? - sums.narrow(0, 0, count)?
 }

@@ -128,6 +128,16 @@ fn dense() -> Result<()> {
     compare("alibi, windowed", &x, DType::F16, false, |[q, k, v], _, device| {
         flash_attn_alibi_windowed(q, k, v, &slopes(device)?, SCALE, Some(11), Some(0))
     })?;
+    compare("operation", &x, DType::F16, true, |[q, k, v], _, device| {
+        let op = FlashAttn {
+            softmax_scale: SCALE,
+            alibi_slopes: Some(slopes(device)?),
+            window_size_left: None,
+            window_size_right: Some(0),
+            softcap: None,
+        };
+        q.apply_op3(k, v, op)
+    })?;
     compare("softcap", &x, DType::F16, true, |[q, k, v], _, _| {
         flash_attn_alibi_windowed_softcap(q, k, v, None, SCALE, None, Some(0), 5.0)
     })

@@ -50,6 +50,29 @@ fn dense() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn operation() -> Result<()> {
+    let (q, k, v) = (var((2, 13, 4, 16), 1)?, var((2, 17, 2, 16), 2)?, var((2, 17, 2, 16), 3)?);
+    let slopes = Tensor::new(&[0.5f32, 0.25, 0.125, 1.0], &Device::Cpu)?;
+    let op = FlashAttn {
+        softmax_scale: SCALE,
+        alibi_slopes: Some(slopes.clone()),
+        window_size_left: Some(5),
+        window_size_right: Some(0),
+        softcap: Some(2.0),
+    };
+    let all = Scores { slopes: Some(&slopes), softcap: 2.0, ..how((Some(5), Some(0))) };
+    let o = q.apply_op3(&k, &v, op.clone())?;
+    assert_same(&o, &attention(&q, &k, &v, &all)?, &[&q, &k, &v], 4e-6)?;
+    let plain = FlashAttn { alibi_slopes: None, window_size_left: None, softcap: None, ..op };
+    let o = q.apply_op3(&k, &v, plain.clone())?;
+    assert_same(&o, &flash_attn(&q, &k, &v, SCALE, true)?, &[&q, &k, &v], 4e-6)?;
+    let flat = q.flatten_to(1)?;
+    let error = flat.apply_op3(&flat, &flat, plain).unwrap_err();
+    assert!(error.to_string().contains("VARLEN_Q"), "{error}");
+    Ok(())
+}
+
 /// The attention of packed sequences, one after another.
 fn each_sequence([q, k, v]: [&Tensor; 3], ends: [&[u32]; 2], how: &Scores<'_>) -> Result<Tensor> {
     let mut all = vec![];
