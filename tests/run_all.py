@@ -32,8 +32,8 @@ ARM_PROCESSORS = {"neon": "cortex-a72", "sve": "a64fx,sve512=off", "neon_bf16": 
 # what it did.
 SEED = 234182091
 # Suites that --cuda runs, or their names: they install or build much before they test.
-LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "arm", "asan",
-        "tsan", "fuzz")
+LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "first-results", "mutations",
+        "arm", "asan", "tsan", "fuzz")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
@@ -325,6 +325,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         "docs": python("tests/test_docs.py"),
         "wheel": python("tests/test_wheel.py"),
         "packaging": python("tests/packaging"),
+        "first-results": python("tests/test_first_results.py"),
     }
     for isa in ISAS:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
