@@ -3,9 +3,10 @@ stored scores, by this library, by PyTorch's SDPA, and by PyTorch with the score
 run.
 
 Training steps of GPT-2 and BERT-large (Dao et al. 2022), the shapes of the Long Range Arena (Tay et
-al. 2021), the tables of the two Triton tutorials, time against the density of a block mask, and the
-loss curve of a small GPT-2 on the text in tests/data. The runners take turns; figures are medians.
-On a CPU, training steps of a MiniLM and a GPT-2, and less of the rest.
+al. 2021), the tables of the two Triton tutorials, time against the density of a block mask, bytes
+of a GPU's memory against tokens / dim, and the loss curve of a small GPT-2 on the text in
+tests/data. The runners take turns; figures are medians. On a CPU, training steps of a MiniLM and a
+GPT-2, and less of the rest.
 """
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashattn.torch
+import traffic
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -279,6 +281,28 @@ class Bench:
             self.row("densities", f"{mask.float().mean().item():.3f}", "proportional",
                      {"flashattn": lambda work=work: work})  # type: ignore[misc]
 
+    def traffic(self) -> None:
+        """Where ncu cannot count, the table says why."""
+        title = "Bytes of a GPU's memory, by ncu: 32,768 tokens, heads * d = 2048, bf16"
+        try:
+            found = traffic.measure(self.device, list(RUNNERS)) if self.device == "cuda" else {}
+        except RuntimeError as error:
+            self.lines.append({"table": "traffic", "row": "not measured", "claim": str(error)})
+            print(f"\n{title}: not measured: {error}")
+            return
+        if not found:
+            return
+        print(f"\n{title}\n\n| | N / d | {' | '.join(RUNNERS)} | least | materialised over flashattn "
+              f"|\n|{'---|' * 7}")
+        for line in traffic.lines(found, list(RUNNERS)):
+            self.lines.append(line)
+            numbers = [line[f"{runner}_bytes"] for runner in RUNNERS]
+            cells = [f"{x / 1e9:.2f} GB" if x else "out of memory"
+                     for x in (*numbers, line["least_bytes"])]
+            over = f"{numbers[0] / numbers[-1]:.1f} x" if numbers[0] and numbers[-1] else ""
+            print("| " + " | ".join([line["row"], f"{line['tokens_over_dim']:.0f}", *cells, over])
+                  + " |", flush=True)
+
     def losses(self, shape: Shape, steps: int, seeds: int) -> None:
         """Curves of SDPA, of SDPA once more, of each of SDPA's kernels, and ours.
 
@@ -379,6 +403,7 @@ def main(options: argparse.Namespace, quick: bool = False) -> int:
     bench.training(shapes)
     bench.tutorials(lengths)
     bench.densities(tokens)
+    bench.traffic()
     bench.losses(small, steps, seeds)
     table = options.csv or ROOT / "build" / "bench" / "papers.csv"
     table.parent.mkdir(parents=True, exist_ok=True)

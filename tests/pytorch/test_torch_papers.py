@@ -4,10 +4,12 @@ import csv
 import pathlib
 import sys
 
+import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import papers  # noqa: E402
+import traffic  # noqa: E402
 
 
 def test_every_part(tmp_path, capsys):
@@ -93,3 +95,57 @@ def test_a_runner_leaves_a_row_when_memory_ends(capsys):
     assert all(line["flashattn_seconds"] is not None for line in bench.lines)
     shown = capsys.readouterr().out.splitlines()
     assert ["out of memory" in line for line in shown] == [True, True, False]
+
+
+# Runs what it is given, on the CPU, and says what ncu --csv --page raw says of a GPU's kernels.
+NCU = """
+import subprocess, sys
+program = sys.argv[sys.argv.index("base") + 1:]
+program[program.index("--device") + 1] = "cpu"
+subprocess.run(program, check=True)
+print("==PROF== Connected to process 1\\nwithout the memory: call 5")
+print('"ID","Kernel Name","dram__bytes.sum"\\n"","","byte"')
+for call in range(6):
+    for kernel in ("gemm<a, b>", "softmax", "at::spin_kernel(long)"):
+        print(f'"0","{kernel}","{call + 1},000"')
+"""
+
+
+def ncu(monkeypatch, folder, text):
+    program = folder / "ncu"
+    program.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_bytes_of_memory(monkeypatch, tmp_path, capsys):
+    """As ncu says them, call by call; without it, or its permission, the table says so."""
+    ncu(monkeypatch, tmp_path, NCU)
+    found = traffic.measure("cuda", list(papers.RUNNERS), [(64, 512)])
+    assert list(found.values()) == [2000, 4000, 6000, 8000, 10000, 0]
+    assert list(found)[:2] == [(64, 512, "materialised", "forward"),
+                               (64, 512, "materialised", "backward")]
+    monkeypatch.setattr(traffic, "measure", lambda *_: found)
+    bench = papers.Bench("cuda", 1)
+    bench.traffic()
+    forward, backward = bench.lines
+    assert forward["row"] == "forward, N 64, d 512" and forward["tokens_over_dim"] == 0.125
+    assert [forward[f"{name}_bytes"] for name in papers.RUNNERS] == [2000, 6000, 10000]
+    assert forward["least_bytes"] == 4 * 32768 * 2048 * 2 and not backward["flashattn_bytes"]
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[-2].endswith("| 0.2 x |") and "out of memory" in rows[-1]
+    monkeypatch.undo()
+    for text, words in (("print('==ERROR== ERR_NVGPUCTRPERM - no permission'); exit(1)",
+                         "status 1: ==ERROR== ERR_NVGPUCTRPERM"),
+                        ("print('none')", "did not say dram__bytes.sum in bytes: none"),
+                        (NCU.replace("subprocess.run(program, check=True)", "").replace("(6)", "(5)"),
+                         "saw 5 calls, and there are 6")):
+        ncu(monkeypatch, tmp_path, text)
+        with pytest.raises(RuntimeError, match=words):
+            traffic.measure("cuda", list(papers.RUNNERS), [(64, 512)])
+    monkeypatch.setattr(traffic, "program", lambda: "")
+    bench = papers.Bench("cuda", 1)
+    bench.traffic()
+    assert [line["claim"] for line in bench.lines] == [
+        "no ncu: neither on PATH nor where CUDA and Nsight Compute put it"]
+    assert "not measured: no ncu" in capsys.readouterr().out
