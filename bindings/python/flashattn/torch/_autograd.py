@@ -115,23 +115,25 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
 
 
 class Attention(torch.autograd.Function):
-    """Eager calls: o, or (o, lse), of tensors in the caller's order of dimensions."""
+    """Eager calls: o, or (o, lse), of tensors in the caller's order of dimensions. more: bias and
+    sink, where there is anything beside q, k and v, and what is no tensor; each argument costs."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
-                sink: Optional[Tensor], rest: Any) -> Any:
-        call, beside, ctx.call, return_lse = rest
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
+        call, beside, ctx.call, return_lse = more[-1]
         o, lse = _launch.run_forward(call, q, k, v, beside, True)
-        ctx.set_materialize_grads(False)
         if beside is NOTHING:
             ctx.save_for_backward(q, k, v, o, lse)
         else:
             ctx.save_for_backward(q, k, v, o, lse, *beside)
-        return (o, lse) if return_lse else o
+        if not return_lse:
+            return o
+        ctx.set_materialize_grads(False)
+        return o, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        return (*_gradients(ctx, dout, dlse), None)
+        return (*_gradients(ctx, dout, dlse)[:len(ctx.needs_input_grad) - 1], None)
 
 
 # Function.apply does more, but only for transforms, which is_eager() excludes.
@@ -157,7 +159,7 @@ class Site:
             return None
         if rest is None:
             return _launch.run_forward(call, q, k, v, NOTHING, self.return_lse)
-        result = _apply(q, k, v, None, None, rest)
+        result = _apply(q, k, v, rest)
         return result if self.return_lse else (result, None)
 
 
@@ -183,7 +185,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], ma
                           q, k, v)
     if rest is None:
         return _launch.run_forward(prepared, q, k, v, beside, return_lse)
-    result = _apply(q, k, v, beside[0], beside[1], rest)
+    scores = () if beside is NOTHING else beside[:2]
+    result = _apply(q, k, v, *scores, rest)
     return result if return_lse else (result, None)
 
 
