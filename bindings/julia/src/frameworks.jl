@@ -113,6 +113,24 @@ scaled_dot_product_attention(q::AbstractArray, k::AbstractArray, v::AbstractArra
                              sink = nothing; options...) =
     compute(luxlib_call(q, k, v, bias, sink; options...))
 
+"""
+    FlashAttention.MultiHeadAttention(layer::Lux.MultiHeadAttention; options...)
+    FlashAttention.MultiHeadAttention(dims; nheads = 1, dense_kwargs, attention_dropout_probability,
+                                      is_causal, options...)
+
+A layer of Lux with the parts of `Lux.MultiHeadAttention`, whose attention is this library's: parameters
+and states have the same names, so that those of either layer serve the other.
+
+- arguments and the four keywords: Lux's
+- other `options`: of [`dot_product_attention`](@ref FlashAttention.dot_product_attention)
+
+Called as Lux's layer, with (x, ps, st), where x is an array (dim, sequence, batch...), or (q, kv), (q, k,
+v) or (q, k, v, mask). Returns ((y, scores), st); scores are `nothing`, or with `return_scores = true`
+(keys, queries, nheads, batch...). In training mode each call draws a seed for its dropout from the
+state. There is this function when Lux is loaded, on Julia 1.9 or newer.
+"""
+function MultiHeadAttention end
+
 "A call of another package's shape, as one of attention; what is needed to give its results back."
 struct Shaped
     q::AbstractArray  # (dim, heads, sequence, batch)

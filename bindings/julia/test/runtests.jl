@@ -17,6 +17,7 @@ Random.seed!(20)
     include("append.jl")
     include("frameworks.jl")
     include("extensions.jl")
+    include("lux.jl")
     include("readme.jl")
     include("shared_cases.jl")
 end
