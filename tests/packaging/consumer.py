@@ -37,6 +37,16 @@ def need(*tools):
             pytest.skip(f"no {tool}")
 
 
+def unpacked(folder, file, *packages):
+    """The folder of Debian's packages, which are unpacked below build/."""
+    found = subprocess.run([ROOT / "tests" / "debian_unpacked.sh", folder, file, *packages],
+                           capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if found.returncode == 77:
+        pytest.skip(found.stderr.strip())
+    assert found.returncode == 0, found.stderr
+    return pathlib.Path(found.stdout.strip())
+
+
 def example(folder):
     """README.md's program, as example.c: it prints 38 and ends with 0 where attention works."""
     marked = r"<!-- tests/abi/test_consumer\.py [^>]*-->\n```c\n(.*?)```\n"
