@@ -145,7 +145,10 @@ def test_from_source(from_source):
 
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"flashattn/__init__.py", "flashattn/py.typed", "flashattn/libflashattn.so.0"} <= names
+    package = ROOT / "bindings" / "python"
+    sources = {path.relative_to(package).as_posix()
+               for path in (package / "flashattn").rglob("*") if path.suffix in (".py", ".c")}
+    assert {*sources, "flashattn/py.typed", "flashattn/libflashattn.so.0"} <= names
     # The XLA handlers are compiled where jaxlib brings their header.
     has_jaxlib = importlib.util.find_spec("jaxlib") is not None
     assert ("flashattn/jax/handler.so" in names) == has_jaxlib and "flashattn/jax/nn.py" in names
