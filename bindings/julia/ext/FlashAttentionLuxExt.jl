@@ -17,7 +17,7 @@ struct MultiHeadAttention{Q,K,V,D,O,N<:NamedTuple} <: Lux.AbstractLuxContainerLa
 end
 
 function FlashAttention.MultiHeadAttention(layer::Lux.MultiHeadAttention; options...)
-    # Before Lux 1.15 a layer has no is_causal.
+    # Older versions of Lux have no is_causal.
     if hasproperty(layer, :is_causal) && layer.is_causal === true
         options = (; causal = true, top_left = true, options...)
     end

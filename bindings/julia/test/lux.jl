@@ -19,9 +19,10 @@ end
 struct NoOpLayer <: AbstractLuxLayer end
 struct Dense <: AbstractLuxLayer; in_dims::Int; out_dims::Int; use_bias::Bool; end
 Dense(in, out; use_bias = true) = Dense(in, out, use_bias)
-initialparameters(rng, d::Dense) = d.use_bias ?
-    (weight = randn(rng, Float32, d.out_dims, d.in_dims), bias = randn(rng, Float32, d.out_dims)) :
-    (weight = randn(rng, Float32, d.out_dims, d.in_dims),)
+function initialparameters(rng, d::Dense)
+    weight = randn(rng, Float32, d.out_dims, d.in_dims) ./ Float32(sqrt(d.in_dims))
+    return d.use_bias ? (weight = weight, bias = randn(rng, Float32, d.out_dims)) : (weight = weight,)
+end
 function (d::Dense)(x, ps, st)
     y = reshape(ps.weight * reshape(x, size(x, 1), :), :, size(x)[2:end]...)
     return d.use_bias ? y .+ ps.bias : y, st
@@ -54,9 +55,9 @@ import Lux
     @test map(keys, Lux.setup(rng, layer)) == map(keys, (ps, st))
     dense(name, x) = getproperty(lux, name)(x, getproperty(ps, name), getproperty(st, name))[1]
     function wanted(q, k, v; options...)
-        y, scores = nnlib_reference(dense(:q_proj, q), dense(:k_proj, k), dense(:v_proj, v); nheads = 3,
-                                    options...)
-        return dense(:out_proj, y), scores
+        heads, weights = nnlib_reference(dense(:q_proj, q), dense(:k_proj, k), dense(:v_proj, v);
+                                         nheads = 3, options...)
+        return dense(:out_proj, heads), weights
     end
     same(given, known) = near(given, known, 1e-5 * maximum(abs, known))
     (y, none), after = layer(x, ps, st)
