@@ -45,8 +45,9 @@ def python_environment(folder, packages):
     (site / "others.pth").write_text("\n".join(map(str, packages)) + "\n", encoding="utf-8")
     options = f"build-dir={BUILD / 'wheel' / 'objects'} setup-args=-Dcuda=disabled " \
               "setup-args=-Dwheel_link_args=[]"
-    return {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}", "PIP_CONFIG_SETTINGS": options,
-            "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    return {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PIP_CONFIG_SETTINGS": options, "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1",
+            "PIP_NO_INDEX": "1"}
 
 
 def environment(page, folder):

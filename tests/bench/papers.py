@@ -292,8 +292,8 @@ class Bench:
             return
         if not found:
             return
-        print(f"\n{title}\n\n| | N / d | {' | '.join(RUNNERS)} | least | materialised over flashattn "
-              f"|\n|{'---|' * 7}")
+        print(f"\n{title}\n\n| | N / d | {' | '.join(RUNNERS)} | least | materialised over "
+              f"flashattn |\n|{'---|' * 7}")
         for line in traffic.lines(found, list(RUNNERS)):
             self.lines.append(line)
             numbers = [line[f"{runner}_bytes"] for runner in RUNNERS]

@@ -246,7 +246,7 @@ def public_names(text):
 
 
 def test_candles_names(tmp_path):
-    """Each public name of the crate candle-flash-attn, with its arguments or fields, is here, too."""
+    """Each public name of candle-flash-attn, with its arguments or fields, is here, too."""
     ours = RUST / "candle-flash-attn"
     (version,) = re.findall(r'^version = "(.*)"', (ours / "Cargo.toml").read_text(), re.M)
     said = cargo("info", f"candle-flash-attn@{version}", folder=tmp_path)[1]  # it fetches the crate

@@ -138,7 +138,7 @@ def test_bytes_of_memory(monkeypatch, tmp_path, capsys):
     for text, words in (("print('==ERROR== ERR_NVGPUCTRPERM - no permission'); exit(1)",
                          "status 1: ==ERROR== ERR_NVGPUCTRPERM"),
                         ("print('none')", "did not say dram__bytes.sum in bytes: none"),
-                        (NCU.replace("subprocess.run(program, check=True)", "").replace("(6)", "(5)"),
+                        (NCU.replace("subprocess.run(", "dict(run=").replace("(6)", "(5)"),
                          "saw 5 calls, and there are 6")):
         ncu(monkeypatch, tmp_path, text)
         with pytest.raises(RuntimeError, match=words):
