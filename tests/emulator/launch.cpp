@@ -185,7 +185,8 @@ void run_grid(dim3 size, int threads, int shared_bytes, const std::function<void
   for (size_t n = grid.order.size(); n > 1; --n) {
     std::swap(grid.order[n - 1], grid.order[draw(state, static_cast<uint32_t>(n))]);
   }
-  const size_t at_once = std::min<size_t>(kMultiprocessors / grid.cluster, grid.order.size());
+  const size_t at_once =
+      std::min<size_t>(std::max(kMultiprocessors / grid.cluster, 1u), grid.order.size());
   if (at_once == 0) return;
   Turns turns(static_cast<uint32_t>(at_once), state);
   std::vector<std::thread> multiprocessors;

@@ -234,7 +234,8 @@ void st_async(uint32_t to, uint32_t x, uint32_t barrier) {
   std::vector<char> data(sizeof x);
   std::memcpy(data.data(), &x, sizeof x);
   const auto act = copy_act(barrier);
-  block->transfers.push_back({{[] {}, [=] { deliver(to, data, barrier, act.get()); }}, 0});
+  // It is read at once: the block may end before it arrives.
+  block->transfers.push_back({{[] {}, [=] { deliver(to, data, barrier, act.get()); }}, 1});
 }
 
 void engine_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {

@@ -39,4 +39,21 @@ cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int share
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
 
+// The clusters of so many CTAs that the device runs at once; 0 where it has none of that size.
+inline int active_clusters(const void* kernel, int cluster, int threads, int shared_bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess) return clusters;
+  cudaGetLastError();  // clears it
+  return 0;
+}
+
 }  // namespace flashattn::cuda

@@ -87,10 +87,12 @@ CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const c
                            const std::string& passed_over)
     : problem_(problem),
       device_(device.index),
-      multiprocessors_(device.properties.multiprocessors) {
+      multiprocessors_(device.properties.multiprocessors),
+      quantize_limits_{device.properties.multiprocessors, device.properties.shared_memory, 1} {
   const DeviceScope scope(device_);
   throw_on(preload_combine_kernels(problem), "cudaFuncGetAttributes");
   throw_on(preload_append_kernels(problem), "cudaFuncGetAttributes");
+  if (problem.has_f8()) throw_on(ready_quantize_kernels(&quantize_limits_), "cudaFuncSetAttribute");
   forward_.make(forward_registry(), backend, passed_over, problem, device);
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.make(backward_registry(), backend, passed_over, problem, device);
@@ -173,6 +175,19 @@ int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {
   }
   return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
                    "launching the merge kernel");
+}
+
+int32_t CudaLauncher::quantize(const QuantizeArgs& args, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  const int32_t dim = std::max(problem_.dim_qk, problem_.dim_v);
+  if (dim > kMaxQuantizeDim) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
+                "dim_qk = %d, dim_v = %d: a GPU quantises heads of up to %d; quantise on the CPU",
+                problem_.dim_qk, problem_.dim_v, kMaxQuantizeDim);
+  }
+  return status_of(
+      launch_quantize(problem_, args, quantize_limits_, static_cast<cudaStream_t>(on.stream)),
+      "launching the quantisation kernel");
 }
 
 int32_t CudaLauncher::append_kv(const AppendArgs& args, const Executor& on) const {

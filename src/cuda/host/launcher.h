@@ -9,6 +9,7 @@
 
 #include "cuda/host/driver.h"
 #include "cuda/host/kernel_registry.h"
+#include "cuda/kernels/common/quantize.h"
 
 namespace flashattn::cuda {
 
@@ -45,6 +46,7 @@ class CudaLauncher final : public Launcher {
   int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
+  int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;
   int32_t append_kv(const AppendArgs& args, const Executor& on) const override;
   int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
@@ -54,6 +56,7 @@ class CudaLauncher final : public Launcher {
 
   const Problem problem_;
   const int32_t device_, multiprocessors_;
+  QuantizeLimits quantize_limits_;
   PlanRows<ForwardRow> forward_;
   PlanRows<BackwardRow> backward_;
   std::unique_ptr<const PlanContext> context_;
