@@ -45,12 +45,11 @@ class Launcher {
     describe(op, maxima, properties);
   }
 
-  // Each returns an enum flashattn_status. Unless it is OK, the thread's Error is set. quantize()
-  // of a backend that has none refuses.
+  // Each returns an enum flashattn_status. Unless it is OK, the thread's Error is set.
   virtual int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;
-  virtual int32_t quantize(const QuantizeArgs& args, const Executor& on) const;
+  virtual int32_t quantize(const QuantizeArgs& args, const Executor& on) const = 0;
   virtual int32_t append_kv(const AppendArgs& args, const Executor& on) const = 0;
   virtual int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep,
                                const Executor& on) const = 0;

@@ -89,11 +89,6 @@ int32_t run_merge(const Plan* plan, const flashattn_merge_args& args, void* stre
   return empty ? FLASHATTN_OK : plan->launcher->merge(own, on);
 }
 
-int32_t Launcher::quantize(const QuantizeArgs&, const Executor&) const {
-  return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "plan",
-              "flashattn_quantize is computed on the CPU only in this version; quantize there");
-}
-
 int32_t run_quantize(const Plan* plan, const flashattn_quantize_args& args, void* stream) {
   check_plan(plan);
   const Executor on = check_executor(*plan, args, stream);

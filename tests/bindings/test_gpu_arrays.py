@@ -31,6 +31,23 @@ def test_forward_and_backward(fake):
         np.testing.assert_array_equal(got.host, want)
 
 
+def test_quantize(fake):
+    x = {name: random(2, 9, heads, 16) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    options = dict(smooth_k=True, rotation_seed=3, lens_kv=np.array([9, 4], np.int32))
+    want = flashattn.quantize(**x, **options)
+    options["lens_kv"] = Array(options["lens_kv"])
+    made = flashattn.quantize(**{name: Array(array) for name, array in x.items()}, **options)
+    for got, array in zip(made, want):
+        np.testing.assert_array_equal(got.host[:1].astype(np.float32),
+                                      np.asarray(array[:1]).astype(np.float32))
+    cu = np.array([0, 4, 9], np.int32)
+    with pytest.raises(ValueError, match="give max_seqlen_kv"):
+        flashattn.quantize(k=Array(x["k"][0]), cu_seqlens_kv=Array(cu))
+    packed = flashattn.quantize(k=Array(x["k"][0]), cu_seqlens_kv=Array(cu), max_seqlen_kv=7)
+    wanted = flashattn.quantize(k=x["k"][0], cu_seqlens_kv=cu)
+    np.testing.assert_array_equal(packed.descale_k.host, wanted.descale_k)
+
+
 @pytest.mark.parametrize("wrap", [Array, Exporter, Interface])
 def test_protocols_read_and_write_in_place(fake, wrap):
     q = random(2, 4, 9, 16).transpose(0, 2, 1, 3)

@@ -34,11 +34,12 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
              cache: bool = False, smooth_k: bool = False, rotation_seed: Optional[int] = None,
              scale: Optional[float] = None, layout: Optional[str] = None,
              cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, lens_q: Any = None,
-             lens_kv: Any = None, starts_kv: Any = None, threads: int = 0,
+             lens_kv: Any = None, starts_kv: Any = None, max_seqlen_q: Optional[int] = None,
+             max_seqlen_kv: Optional[int] = None, threads: int = 0, stream: Any = None,
              parallel: Any = None) -> Quantized:
-    """float8_e4m3fn with float32 descales from float32, float16 or bfloat16, in host memory:
-    element = round(x * (1 / descale)), with the largest magnitude of a head, or of descale_block
-    tokens, at 448.
+    """float8_e4m3fn with float32 descales from float32, float16 or bfloat16: element =
+    round(x * (1 / descale)), with the largest magnitude of a head, or of descale_block tokens,
+    at 448.
 
         made = flashattn.quantize(q, k, v, descale_block=64)
         o = flashattn.attention(*made[:3], dtype_o="bfloat16", descale_block=64,
@@ -54,24 +55,26 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
     rotation_seed  rotates q and k by a Hadamard matrix with random signs, so that outliers spread:
                 scores stay. dim_qk must be a power of two or a multiple of 32 (Shah et al. 2024)
     scale       of attention(), for lse_shift
-    lens_q, lens_kv, starts_kv, threads, parallel  as in attention()
+    lens_q, lens_kv, starts_kv, threads, stream, parallel  as in attention()
+    max_seqlen_q, max_seqlen_kv  as in attention_varlen()
 
-    Descales are (batch, heads_kv, blocks); query heads share those of their KV head. Raises as
-    attention() does.
+    Descales are (batch, heads_kv, blocks); query heads share those of their KV head. On a GPU the
+    call enqueues its work and returns; a graph may capture it. Raises as attention() does.
     """
     call = _Call(dict(q=q, k=k, v=v), layout, dict(
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, lens_q=lens_q, lens_kv=lens_kv,
-        starts_kv=starts_kv))
+        starts_kv=starts_kv), stream, dict(q=max_seqlen_q, kv=max_seqlen_kv))
     args, sizes, block = call.args, call.sizes, integer(descale_block, "descale_block")
     rotates, smooths = rotation_seed is not None, flag(smooth_k, "smooth_k")
     args.transform = (Transform.ROTATE if rotates else 0) | (Transform.SMOOTH_K if smooths else 0)
     args.rotation_seed = integer(rotation_seed or 0, "rotation_seed")
-    wide = flag(cache, "cache")
+    wide, place = flag(cache, "cache") and "q" in call.tensors, call.place
+    options: Dict[str, Any] = dict(
+        dtype_o=F32, varlen_q=cu_seqlens_q is not None, scale=scale,
+        varlen_kv=cu_seqlens_kv is not None, descale_block=block)
+    options.update({"device": place.device} if place else {"threads": threads})
     plan = cached_plan((call.dtype if wide else F8, F8, sizes["heads_q"], sizes["heads_kv"],
-                        sizes["dim_qk"], sizes["dim_v"]), uniform(dict(
-                            dtype_o=F32, varlen_q=cu_seqlens_q is not None, scale=scale,
-                            varlen_kv=cu_seqlens_kv is not None, threads=threads,
-                            descale_block=block)))
+                        sizes["dim_qk"], sizes["dim_v"]), uniform(options))
     made: Dict[str, Any] = {}
     for name, tensor in call.tensors.items():
         if name == "q" and wide and not rotates:
@@ -94,7 +97,8 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
     pool = None if parallel is None else _parallel.pool_of(parallel)
     if pool is not None:
         _parallel.put(args, pool)
-    status = lib.flashattn_quantize(plan._plan, args, ffi.NULL)
+    with _gpu.launch(place):
+        status = lib.flashattn_quantize(plan._plan, args, _gpu.native_stream(place))
     if pool is not None and pool.error is not None:
         raise pool.error
     if status:
@@ -106,16 +110,16 @@ class _Call:
     """flashattn_quantize_args of arrays, which it keeps alive."""
 
     def __init__(self, given: Dict[str, Any], layout: Optional[str],
-                 lengths: Dict[str, Any]) -> None:
+                 lengths: Dict[str, Any], stream: Any, most: Dict[str, Optional[int]]) -> None:
         first = first_given(*given.values())
         if first is None:
             raise invalid("q, k and v are all None, so that nothing is left to do; give one",
                           Reason.NULL_POINTER, "q.data")
-        if _gpu.is_array(first) and _gpu.index_of(first) is not None:
-            raise invalid("arrays on a GPU are not quantised by this version; move them to host "
-                          "memory", Reason.NOT_IN_THIS_BUILD, "q")
-        self.makers = _gpu.on_host(first)
-        self.seen: Dict[str, View] = {name: beside(array, name, "i32", None)
+        name = next(name for name, array in given.items() if array is first)
+        self.place = place = _gpu.place_of(first, stream, None, None, name)
+        self.makers = None if place else _gpu.on_host(first)
+        self.most = most
+        self.seen: Dict[str, View] = {name: beside(array, name, "i32", place)
                                       for name, array in lengths.items() if array is not None}
         self.layout = layout or ("thd" if any(
             name.startswith("cu_") for name in self.seen) else "bshd")
@@ -124,7 +128,7 @@ class _Call:
             if array is None:
                 continue
             side = "cu_seqlens_" + ("q" if name == "q" else "kv")
-            self.tensors[name] = Tensor(view(array, name), self.layout,
+            self.tensors[name] = Tensor(view(array, name, place), self.layout,
                                         3 if side in self.seen else 4, name)
         self.dtype = self._same_dtype()
         self.args = args = ffi.new("flashattn_quantize_args *")
@@ -169,7 +173,13 @@ class _Call:
             if cu in self.seen:
                 sizes["batch"] = sequences(self.seen[cu], cu)
                 sizes["total_" + side] = tensor.rows if tensor else 0
-                sizes["seqlen_" + side] = longest(self.seen, side) if tensor else 0
+                bound = self.most[side]
+                sizes["seqlen_" + side] = (0 if not tensor else longest(self.seen, side)
+                                           if bound is None else
+                                           integer(bound, "max_seqlen_" + side))
+            elif self.most[side] is not None:
+                raise invalid(f"max_seqlen_{side} = {self.most[side]} has a meaning only with "
+                              f"{cu}; leave it out", Reason.SIZE, "seqlen_" + side)
             elif tensor is not None and tensor.batch != sizes["batch"]:
                 raise invalid(f"{side} holds {tensor.batch} sequences, others {sizes['batch']}; "
                               "give as many", Reason.SIZE, "batch")
@@ -177,15 +187,15 @@ class _Call:
 
     def output(self, name: str, tensor: Tensor, code: int) -> Any:
         """A result shaped like an input; zeros where rows may be nobody's."""
-        array = _arrays.new(tensor.view.shape, code, bool(self.seen), None, name, self.makers)
-        self.kept[name] = made = view(array, name, made=True)
+        array = _arrays.new(tensor.view.shape, code, bool(self.seen), self.place, name, self.makers)
+        self.kept[name] = made = view(array, name, self.place, made=True)
         setattr(self.args, name + "_out",
                 Tensor(made, self.layout, len(made.shape), name).c())
         return array
 
     def _floats(self, name: str, shape: Tuple[int, ...]) -> Tuple[Any, Any]:
-        array = _arrays.new(shape, F32, bool(self.seen), None, name, self.makers)
-        self.kept[name] = made = view(array, name, made=True)
+        array = _arrays.new(shape, F32, bool(self.seen), self.place, name, self.makers)
+        self.kept[name] = made = view(array, name, self.place, made=True)
         return array, made.pointer
 
     def packed(self, name: str, shape: Tuple[int, ...]) -> Any:
