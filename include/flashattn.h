@@ -521,7 +521,8 @@ typedef struct flashattn_args {
    * nearest even; what is larger than 448 becomes 448. NULL: 1. */
   flashattn_tensor scale_o;
   /* (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-   * and rounding, for the scale of a later call. A stride of 0: the largest over that index. */
+   * and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
+   * scores beyond 2^20 may raise it by some percent. */
   flashattn_tensor amax_o;
 } flashattn_args;
 

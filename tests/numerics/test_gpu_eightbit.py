@@ -83,6 +83,35 @@ def test_dims(device, dims):
     assert relative_error(case, device) < NORMAL
 
 
+OUTPUTS = [dict(causal=True, amax_o="bh", batch=1), dict(dim_v=96, seqlen_q=70, amax_o="h"),
+           dict(cu_q=[70, 1, 33], cu_kv=[90, 257, 33], batch=3, amax_o="b"),
+           dict(lens_q=[3, 70], lens_kv=[203, 0], seqlen_q=70, amax_o="bh"),
+           dict(strides="bhsd", seqlen_q=5, amax_o="")]
+
+
+@pytest.mark.parametrize("change", range(len(OUTPUTS)))
+def test_outputs_of_8_bits(device, change):
+    """The largest |o| is that of the fp32 o, to the last bit, and o is scaled and rounded."""
+    case = BASE.replace(dim_qk=(64, 128, 256)[change % 3], **OUTPUTS[change])
+    assert relative_error(case.replace(dtype_o="f8", scale_o=True), device) < 0.045
+    wide = run(case.replace(dtype_o="f32"), device)
+    sizes = np.array([np.abs(o).max((0, 2), initial=0) for o in wide.o])
+    over = tuple(n for n in (0, 1) if "bh"[n] not in case.amax_o)
+    np.testing.assert_array_equal(wide.amax_o, sizes.max(over, keepdims=True))
+    eight = run(case.replace(dtype_o="f8"), device)
+    for o, exact in zip(eight.o, wide.o):
+        np.testing.assert_array_equal(o, round_to(exact, "f8"))
+    np.testing.assert_array_equal(eight.amax_o, wide.amax_o)
+
+
+def test_largest_outputs_of_redone_tiles(device):
+    """Scores so large that tiles are computed again: what they held before does not count."""
+    case = BASE.replace(batch=1, seqlen_q=300, seqlen_kv=300, descales=None, amplitude=200.0,
+                        dtype_o="f32", amax_o="h")
+    result = run(case, device)
+    np.testing.assert_array_equal(result.amax_o[0], np.abs(result.o[0]).max((0, 2)))
+
+
 LONG = Case(batch=1, seqlen_q=64, seqlen_kv=16384, heads_q=2, dtype="f8", dtype_o="f32")
 
 

@@ -611,7 +611,8 @@ Base.@kwdef struct flashattn_args
     scale_o::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-    and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
+    scores beyond 2^20 may raise it by some percent.
     """
     amax_o::flashattn_tensor = flashattn_tensor()
 end

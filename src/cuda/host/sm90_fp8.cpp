@@ -1,6 +1,8 @@
 // Hopper forward row for E4M3: V^T to the workspace, tensor maps, launch.
 #include "cuda/host/sm90_fp8.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "cuda/host/sm90_fwd.h"
 
@@ -12,7 +14,7 @@ ScoreModKind score_mod_of(const Problem& p) {
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 
-// The smallest head that fits; NULL: none does. dtype_o F32 is a matter of the epilogue.
+// The smallest head that fits; NULL: none does. dtype_o F32 and F8E4M3 are matters of the epilogue.
 const ForwardEntry* find(const Problem& p) {
   const int32_t dtype =
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;
@@ -67,6 +69,7 @@ int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
   p.problem = problem_;
   p.args = args;
   p.tiles = static_cast<int32_t>(ceil_div(args.shape.seqlen_kv, kFp8TileKv));
+  if (args.amax_o.data) p.tiles = std::max(p.tiles, 1);  // it is cleared without keys, too
   p.to = to;
   const int64_t ctas = int64_t{p.tiles} * problem_.heads_kv * args.shape.batch;
   if (ctas == 0) return FLASHATTN_OK;
@@ -78,11 +81,6 @@ int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
 
 int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                   cudaStream_t stream) const {
-  if (args.amax_o.data) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "amax_o",
-                "amax_o is given, but the GPU kernels of this version do not compute it; leave it "
-                "NULL, or use device = CPU");
-  }
   ForwardParams p{};
   if (const int32_t status =
           make_forward_params(problem_, args, kernel_, l2_bytes_, softcap_, &p)) {

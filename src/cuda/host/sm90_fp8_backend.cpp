@@ -47,14 +47,6 @@ const Predicate kPredicates[] = {
                      "dtype = %s; convert to F16 or BF16, or use device = CPU",
                      dtype_name(p.dtype));
      }},
-    {[](const Problem& p, const Device&) { return p.dtype_o == FLASHATTN_DTYPE_F8E4M3; },
-     FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "dtype_o = %s is not written by the GPU kernels of this version; use BF16, "
-                     "F16 or F32, or device = CPU",
-                     dtype_name(p.dtype_o));
-     }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

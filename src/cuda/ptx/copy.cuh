@@ -258,6 +258,11 @@ __device__ __forceinline__ void red_add_relaxed(int32_t* to, int32_t x) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
+// Raises a number that other threads may raise concurrently.
+__device__ __forceinline__ void red_max(uint32_t* to, uint32_t x) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
 // Returns the value before. Acquires the writes that other threads released through this word.
 __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   int32_t found;

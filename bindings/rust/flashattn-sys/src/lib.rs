@@ -994,7 +994,8 @@ pub struct flashattn_args {
     /// nearest even; what is larger than 448 becomes 448. NULL: 1.
     pub scale_o: flashattn_tensor,
     /// (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-    /// and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    /// and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
+    /// scores beyond 2^20 may raise it by some percent.
     pub amax_o: flashattn_tensor,
 }
 
@@ -2069,7 +2070,7 @@ macro_rules! arrays {
     (output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
-            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o\nand rounding, for the scale of a later call. A stride of 0: the largest over that index." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o\nand rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU\nscores beyond 2^20 may raise it by some percent." }
         }
     };
     (upstream => $then:ident) => {

@@ -16,8 +16,8 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  // kShort: see FwdSoftmax::finish_tile(). nonfinite: whether the O that it stores is not finite, by
-  // row. redo: in a redone tile.
+  // kShort: see FwdSoftmax::finish_tile(). nonfinite: whether the O that it stores is not finite,
+  // by row. redo: in a redone tile.
   template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
     if (!kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
@@ -50,13 +50,7 @@ class FwdEpilogue {
     }
   }
 
- private:
-  using T = typename Config::T;
-  static constexpr int kTileQ = Config::kTileQ;
-  // O is stored in kOSubtiles subtiles of these sizes.
-  static constexpr int kPanels = Config::kPanelsV / Config::kOSubtiles;
-  static constexpr int kSubtileColumns = Config::kDimV / Config::kOSubtiles;
-
+ protected:
   __device__ __forceinline__ const volatile WorkTile<Config::kConsumers>& work_tile() const {
     return consumer_.work_tile();
   }
@@ -66,6 +60,16 @@ class FwdEpilogue {
   __device__ __forceinline__ char* o_row_ptr(int32_t i, int32_t size) const {
     return tensor_row(params_.args.o, size, work_tile().b, work_tile().h, work_tile().offset_q + i);
   }
+
+  const FwdConsumer<Config>& consumer_;
+  const ForwardParams& params_;
+
+ private:
+  using T = typename Config::T;
+  static constexpr int kTileQ = Config::kTileQ;
+  // O is stored in kOSubtiles subtiles of these sizes.
+  static constexpr int kPanels = Config::kPanelsV / Config::kOSubtiles;
+  static constexpr int kSubtileColumns = Config::kDimV / Config::kOSubtiles;
 
   __device__ __forceinline__ void store_fp32(const OAccum& o, bool (&nonfinite)[2]) const {
 #pragma unroll
@@ -145,9 +149,6 @@ class FwdEpilogue {
           ptx::load_shared_16(staging_address(r, chunk));
     }
   }
-
-  const FwdConsumer<Config>& consumer_;
-  const ForwardParams& params_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -2,14 +2,15 @@
 // fwd_fp8.cuh.
 #pragma once
 
+#include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
 #include "cuda/kernels/sm90/fwd_softmax.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Mainloop : FwdSoftmax<Config> {
-  using Base = FwdSoftmax<Config>;
+class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
+  using Base = FwdSoftmax<Config, FwdFp8Epilogue<Config>>;
   using Element = ptx::E4m3;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
@@ -25,13 +26,19 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
  public:
   __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
                                             SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup) {}
+      : Base(params, shared, storage, kIsRuntime ? own_warpgroup() : warpgroup) {}
 
   __device__ __forceinline__ void run() {
     this->for_each_work_tile([this] { process_tile(); });
   }
 
  private:
+  // As given to the constructor, but not kept in a register from the kernel's start on: with amax_o
+  // one too many.
+  static __device__ __forceinline__ int32_t own_warpgroup() {
+    return __shfl_sync(~0u, static_cast<int32_t>(no_hoist(threadIdx.x) / 128), 0) - 1;
+  }
+
   __device__ __forceinline__ void process_tile() {
     kv_tiles_.reset();
     int32_t n = work_tile().kv_end - 1;

@@ -11,7 +11,7 @@ namespace flashattn::cuda::sm90 {
 
 enum class KvHalf { kBoth, kLower, kUpper };  // the part of a KV tile whose scores are computed
 
-template <class Config>
+template <class Config, class Epilogue = FwdEpilogue<Config>>
 class FwdSoftmax : protected FwdConsumer<Config> {
   using Base = FwdConsumer<Config>;
 
@@ -21,7 +21,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   using ScoreMod = FwdScoreMod<Config>;
   using AlibiRows = typename ScoreMod::AlibiRows;
   using AlibiTile = typename ScoreMod::AlibiTile;
-  using OAccum = typename FwdEpilogue<Config>::OAccum;
+  using OAccum = typename Epilogue::OAccum;
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
@@ -318,7 +318,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     const bool sink_overflows = o_factors<kShort>(redo, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
-    FwdEpilogue<Config>(*this).template store<kShort>(o, redo, nonfinite);
+    Epilogue(*this).template store<kShort>(o, redo, nonfinite);
     store_lse(redo);
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }

@@ -120,6 +120,12 @@ inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return emulator::fetch_or(at, bits, emulator::Order::kAcquire);
 }
 inline void fence_gpu() { emulator::fence_gpu(); }
+// Another thread goes on at the next call of the emulator at the earliest.
+UNTOLD inline void red_max(uint32_t* to, uint32_t x) {
+  emulator::before_change(to, sizeof x, emulator::Order::kRelaxed);
+  volatile uint32_t* const at = to;
+  if (*at < x) *at = x;
+}
 inline void red_add_relaxed(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelaxed);
 }
