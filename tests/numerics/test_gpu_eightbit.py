@@ -1,5 +1,6 @@
 """E4M3 on a GPU, where P is rounded to E4M3, too: the kernel's own error, against float64 of the
 quantised inputs, under data that hide nothing."""
+import dataclasses
 import os
 
 import numpy as np
@@ -9,7 +10,7 @@ from . import capi, reference
 from .case import Case
 from .data import make_data
 from .dtypes import round_to
-from .harness import run
+from .harness import Call, run
 
 # Relative Frobenius norm of the error of o: P's rounding to E4M3 on data of mean 0.
 NORMAL = 0.036
@@ -110,6 +111,60 @@ def test_largest_outputs_of_redone_tiles(device):
                         dtype_o="f32", amax_o="h")
     result = run(case, device)
     np.testing.assert_array_equal(result.amax_o[0], np.abs(result.o[0]).max((0, 2)))
+
+
+GRADIENTS = [
+    dict(causal=True), dict(window=(70, 0), causal=True, batch=1),
+    dict(cu_q=[70, 1, 33], cu_kv=[90, 157, 33], batch=3, causal=True),
+    dict(lens_q=[3, 70], lens_kv=[203, 0], seqlen_q=70), dict(starts_kv=[0, 77], seqlen_q=70),
+    dict(dtype_grad="f32", batch=1),
+    dict(dtype_o="f32"), dict(dtype_o="f32", dtype_grad="f16"),
+    dict(dtype_o="f16", dtype_grad="bf16", batch=1, strides="bhsd"),
+    dict(dtype_o="f16", sink=True, dsink=True, dlse=True)]
+
+
+def check_gradients(case, device):
+    """They are those of 16-bit kernels that are given the numbers meant, bit by bit, and near the
+    exact ones."""
+    case = case.replace(backward=True, determinism=1, heads_q=2, heads_kv=1)
+    data = make_data(case)
+    call = Call(case, device, data)
+    result = call.backward(call.forward())
+    inner = next((name for name in (case.dtype_o, case.dtype_grad) if name != "f32"), "bf16")
+    meant = {name: [round_to(data.meant(case, name, b).astype(np.float32), inner)
+                    for b in range(case.batch)] for name in "qkv"}
+    copied = dataclasses.replace(data, descales={}, **meant)
+    twin = Call(case.replace(dtype=inner, dtype_kv=inner, dtype_grad=inner, descales=None,
+                             descale_block=0), device, copied)
+    twin.give(result.o, result.lse)
+    wanted = twin.backward(dataclasses.replace(result))
+    exact = [reference.forward(case, data, b) for b in range(case.batch)]
+    true = [reference.backward(case, data, b, fwd) for b, fwd in enumerate(exact)]
+    for name in ("dq", "dk", "dv"):
+        for got, same in zip(getattr(result, name), getattr(wanted, name)):
+            np.testing.assert_array_equal(got, round_to(same, case.dtype_grad), name)
+        got, want = (np.concatenate([np.asarray(x, float).ravel() for x in part])
+                     for part in (getattr(result, name), [getattr(t, name) for t in true]))
+        error = np.sqrt(((got - want) ** 2).sum() / max((want ** 2).sum(), 1e-30))
+        assert error < NORMAL, (name, error)
+    if case.dsink:
+        np.testing.assert_array_equal(result.dsink, wanted.dsink)
+    if case.dbias:
+        np.testing.assert_array_equal(result.dbias, wanted.dbias)
+
+
+@pytest.mark.parametrize("change", range(len(GRADIENTS)))
+def test_gradients(device, change):
+    check_gradients(BASE.replace(dim_qk=(64, 128, 256)[change % 3], **GRADIENTS[change]), device)
+
+
+@pytest.mark.parametrize("change", [1, 2, 5, 8])
+def test_gradients_of_modified_scores(device, change):
+    check_gradients(BASE.replace(**MODIFIED[change]), device)
+
+
+def test_gradients_of_a_bias(device):
+    check_gradients(BASE.replace(bias="f32", bias_dims="hr", dbias="hr"), device)
 
 
 LONG = Case(batch=1, seqlen_q=64, seqlen_kv=16384, heads_q=2, dtype="f8", dtype_o="f32")

@@ -7,6 +7,7 @@
 #if FLASHATTN_CUDA_SM90
 #include "cuda/host/sm90_bwd.h"
 #include "cuda/host/sm90_fp8.h"
+#include "cuda/host/sm90_fp8_bwd.h"
 #include "cuda/host/sm90_fwd.h"
 #include "cuda/host/sm90_mla.h"
 #endif
@@ -56,6 +57,9 @@ Registry<BackwardRow> backward_registry() {
       {{"sm90"}, sm90::BackwardKernels::supports, make<BackwardRow, sm90::BackwardKernels>},
 #endif
       {{"sm80", "sm90"}, always, make<BackwardRow, sm80::BackwardKernels>},
+#if FLASHATTN_CUDA_SM90
+      {{"sm90_fp8"}, always, make<BackwardRow, sm90::Fp8BackwardRow>},
+#endif
   };
   return {rows, sizeof rows / sizeof *rows};
 }

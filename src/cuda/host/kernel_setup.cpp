@@ -129,14 +129,11 @@ int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args) {
 
 int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) {
   const bool copied = problem.dtype_o == problem.dtype;
-  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
-                                 {"k", args.inputs.k, problem.dtype, true},
-                                 {"v", args.inputs.v, problem.dtype, true},
-                                 {"o", args.o, problem.dtype_o},
-                                 {"dout", args.dout, problem.dtype_o, copied},
-                                 {"dq", args.dq, problem.dtype},
-                                 {"dk", args.dk, problem.dtype},
-                                 {"dv", args.dv, problem.dtype}};
+  const NamedTensor tensors[] = {
+      {"q", args.inputs.q, problem.dtype, true},    {"k", args.inputs.k, problem.dtype, true},
+      {"v", args.inputs.v, problem.dtype, true},    {"o", args.o, problem.dtype_o},
+      {"dout", args.dout, problem.dtype_o, copied}, {"dq", args.dq, problem.dtype_grad},
+      {"dk", args.dk, problem.dtype_grad},          {"dv", args.dv, problem.dtype_grad}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;
   }

@@ -83,6 +83,8 @@ std::string PlanRows<Row>::why_of_unknown_shape() const {
   return text + "; the shape decides, ask with one";
 }
 
+template struct PlanRows<BackwardRow>;  // which a row of E4M3 has, too
+
 CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const char* backend,
                            const std::string& passed_over)
     : problem_(problem),

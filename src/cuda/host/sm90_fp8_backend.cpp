@@ -5,6 +5,7 @@
 #include "cuda/host/backend.h"
 #include "cuda/host/launcher.h"
 #include "cuda/host/sm90_fp8.h"
+#include "cuda/host/sm90_fp8_bwd.h"
 #include "cuda/host/sm90_fwd.h"
 #include "cuda/host/tensor_map.h"
 
@@ -39,13 +40,17 @@ const Predicate kPredicates[] = {
                      dtype_name(p.dtype), d.properties.compute_capability / 10,
                      d.properties.compute_capability % 10);
      }},
-    {[](const Problem& p, const Device&) { return p.has_op(FLASHATTN_OP_BACKWARD); },
+    {[](const Problem& p, const Device& d) {
+       return p.has_op(FLASHATTN_OP_BACKWARD) && p.multiprocessors == 0 &&
+              is_refused_by_portable(cuda::sm90::Fp8BackwardRow::in_16_bits(p), d);
+     },
      FLASHATTN_REASON_OP, "ops",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "ops has BACKWARD, but the GPU kernels of this version compute no gradient of "
-                     "dtype = %s; convert to F16 or BF16, or use device = CPU",
-                     dtype_name(p.dtype));
+                     "ops has BACKWARD, but the 16-bit kernels of this build, which compute the "
+                     "gradients of dtype = %s, do not take dim_qk = %d, dim_v = %d; use "
+                     "ops = FORWARD, or device = CPU",
+                     dtype_name(p.dtype), p.dim_qk, p.dim_v);
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",

@@ -24,4 +24,11 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return pack_e4m3(a, b) | pack_e4m3(c, d) << 16;
 }
 
+// Converts the two numbers in the low half of `pair` to fp16, exactly.
+__device__ __forceinline__ uint32_t unpack_e4m3(uint32_t pair) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(pair)));
+  return r;
+}
+
 }  // namespace flashattn::cuda::ptx

@@ -1676,7 +1676,8 @@ extern "C" {
     /// For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
     /// leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
     /// score and the sum of the weights beside it are computed again instead, unless lse counts keys
-    /// that the call does not see; above 2^20 no lse can tell that.
+    /// that the call does not see; above 2^20 no lse can tell that. F8E4M3 on a GPU: from copies of the
+    /// numbers meant, in the workspace, in the 16-bit type of o, else of the gradients, else BF16.
     ///
     /// # Safety
     ///
