@@ -1,7 +1,8 @@
-// Numbers rounded to E4M3 on every architecture.
+// Conversions to and from E4M3 on every architecture.
 #pragma once
 
 #include "cuda/ptx/fp8.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
@@ -26,6 +27,27 @@ __device__ __forceinline__ uint32_t to_e4m3(float low, float high) {
 
 __device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) {
   return to_e4m3(a, b) | to_e4m3(c, d) << 16;
+}
+
+// Converts the bytes of a word to fp16, exactly: pairs of neighbours (kStride 1: bytes 0 and 1, 2 and
+// 3), or of bytes 0 and 2, 1 and 3 (kStride 2).
+template <int kStride>
+__device__ __forceinline__ void f16_of_e4m3(uint32_t word, uint32_t (&pairs)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    // In fp16 the exponent of E4M3 means 2^8 times less, also that of subnormals. A carry out of
+    // the magnitude tells NaN.
+    const uint32_t selector = kStride == 1 ? (n == 0 ? 0x1404 : 0x3424) : n == 0 ? 0x2404 : 0x3414;
+    const uint32_t high = __byte_perm(word, 0, selector), magnitude = high & 0x7f007f00u;
+    const uint32_t carry = (magnitude + 0x01000100u) & 0x80008000u;
+    pairs[n] = ptx::mul_f16x2((high & 0x80008000u) | magnitude >> 1 | carry >> 1, 0x5c005c00u);
+  }
+#else
+  const uint32_t ordered = kStride == 1 ? word : __byte_perm(word, 0, 0x3120);
+  pairs[0] = ptx::unpack_e4m3(ordered);
+  pairs[1] = ptx::unpack_e4m3(ordered >> 16);
+#endif
 }
 
 }  // namespace flashattn::cuda

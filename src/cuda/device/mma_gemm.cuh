@@ -1,6 +1,6 @@
 // GEMMs of a warp by mma.sync: D (16 kMmaM x 8 kMmaN) += A B. A and B are tiles in shared memory,
-// or A lies in registers. This file is for 16-bit elements; mma_3xtf32.cuh has functions of the
-// same names for fp32. "K-major": the rows of the tile run along the summed index; "MN-major":
+// or A lies in registers. This file is for 16-bit elements; mma_e4m3.cuh and mma_3xtf32.cuh have
+// functions of the same names for B in E4M3 and for fp32. "K-major": the rows of the tile run along the summed index; "MN-major":
 // across it. Accumulators are [kMmaM][kMmaN][4], in the layout of ptx::mma_16x8x16.
 #pragma once
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t b_k_major(Tile tile, int row, int lane) {
 
 // The lane's ldmatrix address of B, MN-major: rows [row, row + 16) are a k16 step.
 template <class Tile>
-__device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> b_mn_major(Tile tile,
+__device__ __forceinline__ std::enable_if_t<Tile::kSize <= 2, uint32_t> b_mn_major(Tile tile,
                                                                                    int row,
                                                                                    int lane) {
   return tile.chunk(row + lane % 16, lane / 16);

@@ -1,4 +1,4 @@
-// Tiles of 16-bit or fp32 elements in shared memory, and their loads by cp.async.
+// Tiles of 8-bit, 16-bit or fp32 elements in shared memory, and their loads by cp.async.
 #pragma once
 
 #include "cuda/params.h"
@@ -15,19 +15,20 @@ __device__ __forceinline__ T no_hoist(T x) {
 }
 
 // kRows x kColumns elements of kSize bytes; rows are contiguous. 16-byte chunks are swizzled within
-// every 128 bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores have bank
-// conflicts.
+// every 128 bytes (chunk ^ row % 8; in rows of 64 bytes chunk ^ row / 2 % 4), so that neither
+// ldmatrix nor row-wise stores have bank conflicts.
 template <int kRows, int kColumns, int kSize_ = 2>
 struct SmemTile {
   static constexpr int kHeight = kRows, kSize = kSize_, kRowBytes = kColumns * kSize;
-  static_assert(kRowBytes % 128 == 0, "a row is a multiple of eight chunks");
+  static constexpr bool kHalfLine = kRowBytes == 64;
+  static_assert(kRowBytes % 128 == 0 || kHalfLine, "a row is four chunks or a multiple of eight");
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16, kChunkElements = 16 / kSize;
 
   uint32_t base;  // shared-memory address, 128-byte aligned
 
   __device__ __forceinline__ uint32_t chunk(int row, int index) const {
-    return base + row * kRowBytes + ((index ^ (row & 7)) << 4);
+    return base + row * kRowBytes + ((index ^ (kHalfLine ? row >> 1 & 3 : row & 7)) << 4);
   }
 
   __device__ __forceinline__ uint32_t element(int row, int column) const {
@@ -79,7 +80,8 @@ struct PagedRowView : RowView {
 template <int kThreads, int kRows, class Tile>
 struct TileCopy {
   static constexpr int kChunks = Tile::kChunks;
-  static constexpr int kThreadsPerRow = kChunks <= 8     ? 8
+  static constexpr int kThreadsPerRow = kChunks <= 4     ? 4
+                                        : kChunks <= 8   ? 8
                                         : kChunks <= 16  ? 16
                                         : kChunks <= 32  ? 32
                                         : kChunks <= 64  ? 64
@@ -87,7 +89,8 @@ struct TileCopy {
                                                          : 256;
   static constexpr int kRowStep = kThreads / kThreadsPerRow;  // rows per step of all threads
   static constexpr int kSteps = kRows / kRowStep;
-  static_assert(kRows % kRowStep == 0 && (kRowStep % 8 == 0 || 8 % kRowStep == 0),
+  static_assert(kRows % kRowStep == 0 &&
+                    (kRowStep % 8 == 0 || (8 % kRowStep == 0 && !Tile::kHalfLine)),
                 "a step keeps the swizzle");
   static constexpr int kWarpRows =
       kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // of a warp, per step

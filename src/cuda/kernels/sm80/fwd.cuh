@@ -22,7 +22,6 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_;
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
-  using Members = WideMembers<Config::kIsFp32>;
   using Operand = typename Config::Operand;
   using BlockScale = Fp32BlockScale<Config::kThreads>;
   static constexpr bool k3xFp16 = Config::k3xFp16;
@@ -237,40 +236,11 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
   }
 
-  // Turns Q K^T into scores in units of kWideUnit log2(e), except for
-  // WideMembers::remaining_factor().
   __device__ __forceinline__ void modify(ScoreFragment& s, int32_t tile) const {
-    if constexpr (ScoreMod::kModifiesScores) {
-      const Problem& problem = params_.problem;
-      const float factor = Members::product_factor(problem);
-      const auto members = [&](int32_t i, int32_t h, int32_t j) {
-        return Members{problem, params_.args.inputs, b_, h, seqlen_.len, i, j, i + 1};
-      };
-#pragma unroll
-      for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
-        ScoreMod::template forward_stage<ScoreStage::kProduct>(SLayout(), flat(s[mma_m]), factor,
-                                                               problem, members(0, 0, 0));
-      }
-      if (!ScoreMod::template stage_is_on<ScoreStage::kBias>(problem)) {
-        if (!Members::needs_product(problem)) return;
-#pragma unroll
-        for (int x = 0; x < kMmaM * kTileKv / 2; ++x) {
-          float& score = s[x / (kTileKv / 2)][x / 4 % (kTileKv / 8)][x % 4];
-          score = __fmul_rn(score, factor);
-        }
-        return;
-      }
-      const WarpRows<Config> own = warp_rows();
-#pragma unroll
-      for (int x = 0; x < kMmaM * 2; ++x) {
-        // Heads of a work tile have different biases. Rows past the last use its bias.
-        const Row at = row(min(no_hoist(own.row_of(x / 2, x % 2)), rows_ - 1));
-        ScoreMod::template forward_stage<ScoreStage::kBias>(
-            SRowLayout{x % 2}, flat(s[x / 2]), factor, problem,
-            members(queries_.begin + at.query, first_head_ + at.head,
-                    tile * kTileKv + own.lane_ % 4 * 2));
-      }
-    }
+    const WarpRows<Config> own = warp_rows();
+    modify_scores<ScoreMod, Config::kIsFp32>(
+        params_, s, tile * kTileKv + own.lane_ % 4 * 2,
+        [&own](int mma_m, int half) { return own.row_of(mma_m, half); });
   }
 
   // Sets scores of hidden keys to -inf. block_mask_full: the block mask hides no key. Rows past the
@@ -320,7 +290,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   __device__ __forceinline__ void softmax(ScoreFragment& s) {
     load_row_stats();
     float factor = ScoreMod::kIsPlain ? params_.problem.scale * kLog2E
-                                      : Members::remaining_factor(params_.problem) * kWideUnit;
+                                      : WideMembers<Config::kIsFp32>::remaining_factor(params_.problem) * kWideUnit;
     if constexpr (k3xFp16) factor = block_scale_.score_factor(factor);
     constexpr int kRows = Config::kRowsAtOnce;
 #pragma unroll

@@ -113,6 +113,44 @@ struct FwdWorkTile {
     }
   }
 
+  // Turns Q K^T into scores in units of kWideUnit log2(e), except for
+  // WideMembers::remaining_factor(). first_key: the lane's. row_of(mma_m, half): rows of the lane.
+  template <class ScoreMod, bool kExact, int kMmaM, int kGroups, class RowOf>
+  __device__ __forceinline__ void modify_scores(const ForwardParams& params,
+                                                float (&s)[kMmaM][kGroups][4], int32_t first_key,
+                                                RowOf row_of) const {
+    if constexpr (ScoreMod::kModifiesScores) {
+      using Members = WideMembers<kExact>;
+      const Problem& problem = params.problem;
+      const float factor = Members::product_factor(problem);
+      const auto members = [&](int32_t i, int32_t h, int32_t j) {
+        return Members{problem, params.args.inputs, b_, h, seqlen_.len, i, j, i + 1};
+      };
+#pragma unroll
+      for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+        ScoreMod::template forward_stage<ScoreStage::kProduct>(SLayout(), flat(s[mma_m]), factor,
+                                                               problem, members(0, 0, 0));
+      }
+      if (!ScoreMod::template stage_is_on<ScoreStage::kBias>(problem)) {
+        if (!Members::needs_product(problem)) return;
+#pragma unroll
+        for (int x = 0; x < kMmaM * kGroups * 4; ++x) {
+          float& score = s[x / (kGroups * 4)][x / 4 % kGroups][x % 4];
+          score = __fmul_rn(score, factor);
+        }
+        return;
+      }
+#pragma unroll
+      for (int x = 0; x < kMmaM * 2; ++x) {
+        // Heads of a work tile have different biases. Rows past the last use its bias.
+        const Row at = row(min(no_hoist(row_of(x / 2, x % 2)), rows_ - 1));
+        ScoreMod::template forward_stage<ScoreStage::kBias>(
+            SRowLayout{x % 2}, flat(s[x / 2]), factor, problem,
+            members(queries_.begin + at.query, first_head_ + at.head, first_key));
+      }
+    }
+  }
+
   // Sets scores of keys to -inf that the tree's bits hide, or the masks of the keys before it.
   // row_of(mma_m, half): rows of the lane.
   template <int kMmaM, int kGroups, class RowOf>
