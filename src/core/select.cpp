@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/os.h"
-#include "core/validate_desc.h"
 
 namespace flashattn {
 namespace {
@@ -16,29 +15,14 @@ struct Verdict {
   size_t refusals;
 };
 
-// Predicates for features that no backend of this version computes.
-const Predicate kPredicates[] = {
-    {[](const Problem& p, const Device& device) {
-       return p.dtype_kv != p.dtype && device.kind == FLASHATTN_DEVICE_CUDA;
-     },
-     FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "dtype_kv = %s beside dtype = %s is computed by no GPU backend of this "
-                     "version, only on the CPU; convert the cache to the type of q",
-                     dtype_name(p.dtype_kv), dtype_name(p.dtype));
-     }},
-};
-
 Verdict judge(const Backend& backend, const Problem& problem, const Device& device) {
   Verdict verdict = {nullptr, 0};
-  const auto count = [&](const Predicate& predicate) {
-    if (!predicate.refuses(problem, device)) return;
+  for (size_t i = 0; i < backend.predicate_count; ++i) {
+    const Predicate& predicate = backend.predicates[i];
+    if (!predicate.refuses(problem, device)) continue;
     ++verdict.refusals;
     if (!verdict.refusal) verdict.refusal = &predicate;
-  };
-  for (const Predicate& predicate : kPredicates) count(predicate);
-  for (size_t i = 0; i < backend.predicate_count; ++i) count(backend.predicates[i]);
+  }
   return verdict;
 }
 

@@ -15,6 +15,7 @@ class Case:
 
     op: str = "forward"  # or "backward", "merge"
     dtype: str = "f32"  # f32, f16, bf16; f8: E4M3, o is bf16
+    dtype_kv: str = ""  # f8: a cache of E4M3; "": as dtype
     batch: int = 1
     heads: int = 16
     heads_kv: int = 0  # 0: as heads
@@ -46,6 +47,8 @@ class Case:
             raise ValueError("parts are what is merged")
         if self.first_token and (self.parts or self.page_size or self.dtype == "f8"):
             raise ValueError("first_token: not with parts, pages or E4M3")
+        if self.dtype_kv and (self.op != "forward" or self.first_token):
+            raise ValueError("dtype_kv: forward, without first_token")
         if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
         if self.bias and (self.parts or self.page_size or self.uneven):
@@ -67,6 +70,10 @@ class Case:
     @property
     def dtype_o(self) -> str:
         return "bf16" if self.dtype == "f8" else self.dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.dtype_kv or self.dtype
 
     @property
     def keys(self) -> int:
@@ -135,7 +142,7 @@ class Case:
 
     def least_bytes(self) -> float:
         """Of K and V, read once; of a merge, all that it reads and writes."""
-        size = {"f32": 4, "f8": 1}.get(self.dtype, 2)
+        size = {"f32": 4, "f8": 1}.get(self.kv_dtype, 2)
         if self.op == "merge":
             rows = self.batch * self.heads * self.seqlen_q
             return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
@@ -181,6 +188,8 @@ class Case:
 
     def name(self) -> str:
         words = [self.op, self.dtype, f"B{self.batch}", f"H{self.heads}"]
+        if self.dtype_kv:
+            words[1] += "/" + self.dtype_kv
         if self.kv_heads != self.heads:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
@@ -298,6 +307,19 @@ def _gpu_decode() -> Iterator[Case]:
         yield Case("merge", "bf16", 1, 32, seqlen_q=4096, dim=128, parts=parts)
 
 
+def _fp8_decode() -> Iterator[Case]:
+    """Caches of E4M3, beside those of 16 bits."""
+    base = Case("forward", "bf16", 16, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
+    changes = [dict(batch=1, seqlen_kv=1024), dict(batch=1), dict(), dict(batch=64, seqlen_kv=4096),
+               dict(seqlen_q=4, causal=True), dict(seqlen_q=8, causal=True), dict(dim=64),
+               dict(dim=256), dict(page_size=16), dict(page_size=64), dict(softcap=50.0)]
+    for changed, dtype_kv in itertools.product(changes, ("", "f8")):
+        yield dataclasses.replace(base, dtype_kv=dtype_kv, **changed)  # type: ignore[arg-type]
+    for keys in (8192, 32768):  # chunks of a prompt
+        yield dataclasses.replace(base, batch=1, seqlen_q=512, seqlen_kv=keys, causal=True,
+                                  dtype_kv="f8")
+
+
 def _prefill() -> Iterator[Case]:
     """Prompts of common models, and chunks of a long prompt behind what is cached already."""
     base = Case("forward", "bf16", heads=32, heads_kv=8, dim=128, causal=True)
@@ -399,6 +421,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
              *_paper("backward", "f32", (1024, 4096), (64, 128))],
     "fp8": list(_paper("forward", "f8", (1024, 4096, 16384))),
     "decode": list(_gpu_decode()),
+    "fp8-decode": list(_fp8_decode()),
     "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768)),
             *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)),
             *_expanded("bf16", 128, (4096, 8192))],

@@ -17,7 +17,8 @@ def draw(memory: Memory, case: Case) -> Dict[str, Array]:
     and k are as trained models have them: each query scores the first key of its sequence
     `first_token` nats, the others around 0."""
     dtype = "f32" if case.parts else case.dtype
-    arrays = {name: memory.normal(shape, case.bias if name == "bias" else dtype)
+    types = {"bias": case.bias, "k": case.kv_dtype, "v": case.kv_dtype}
+    arrays = {name: memory.normal(shape, types.get(name, dtype))
               for name, shape in case.shapes().items()
               if not (case.first_token and name in "qk" or case.latent and name == "v")}
     if case.latent:

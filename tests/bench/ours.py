@@ -42,6 +42,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
                   heads_kv=case.kv_heads, dim_qk=case.dim, dim_v=case.value_dim,
                   features=int(Feature.LSE), softcap=case.softcap, dropout=case.dropout,
                   determinism=int(case.repeatable))
+    if case.dtype_kv:
+        fields["dtype_kv"] = DTYPES[case.dtype_kv]
     if case.dtype_o != case.dtype:
         fields["dtype_o"] = DTYPES[case.dtype_o]
     if case.op == "backward":

@@ -39,7 +39,7 @@ class Sdpa:
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         """What enqueues a call, and what brings its result into the shape of ours."""
-        if case.dtype == "f8":
+        if case.kv_dtype == "f8":
             raise CannotRun("no E4M3")
         if case.uneven and self.name == "flash":
             return self.packed(case, arrays)
@@ -119,7 +119,7 @@ class FlashAttention4:
         self.function, self.packed = flash_attn_func, flash_attn_varlen_func
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
-        if case.dtype in ("f32", "f8") or case.op == "merge":
+        if case.dtype == "f32" or case.kv_dtype == "f8" or case.op == "merge":
             raise CannotRun("attention of 16-bit types only")
         self.remark = ""
         if (case.page_size or case.alibi or case.bias or case.dropout
@@ -172,12 +172,15 @@ class FlashAttention3:
         self.function = flash_attn_func
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
-        if case.dtype != "f8" or not case.plain or case.op != "forward":
+        cache = dataclasses.replace(case, causal=False) if case.decodes else case
+        if case.kv_dtype != "f8" or not cache.plain or case.op != "forward":
             raise CannotRun("only measured in E4M3")
         ones = torch.ones(case.batch, case.kv_heads, device="cuda")
+        q, k, v = (arrays[name].tensor for name in "qkv")
+        self.remark = "q in E4M3, as it takes no other beside such a cache" if case.dtype_kv else ""
         work = functools.partial(
-            self.function, *(arrays[name].tensor for name in "qkv"), causal=case.causal,
-            q_descale=ones, k_descale=ones, v_descale=ones)
+            self.function, q.to(k.dtype), k, v, causal=case.causal, q_descale=ones, k_descale=ones,
+            v_descale=ones, **({"num_splits": 0} if case.decodes else {}))
         try:
             work()
         except Exception as error:

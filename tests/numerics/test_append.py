@@ -144,12 +144,19 @@ def test_special_numbers_are_copied(device):
         np.testing.assert_array_equal(out[index[call.old[b]:]], given[b])
 
 
-@pytest.mark.parametrize("name", ["plain", "halves", "decode pages", "packed pages", "f32",
-                                  "starts"])
+CACHE = dict(dtype_kv="f8", descales="bht", descale_block=16)
+APPENDED = {name: CASES[name] for name in ("plain", "halves", "decode pages", "packed pages", "f32",
+                                           "starts")}
+APPENDED.update({
+    "f8": (BASE.replace(dim_v=64, **CACHE), Rotary(64)),
+    "f8 decode pages": (DECODE.replace(page_size=16, dtype="f16", **CACHE), Rotary(128, True))})
+
+
+@pytest.mark.parametrize("name", APPENDED)
 def test_forward_sees_what_was_appended(device, name):
     """Appending, then forward with lens_out, is attention over the concatenation."""
-    case, rotary = CASES[name]
-    call = Append(case, device, rotary, in_place=False, new="qkv" if rotary else "kv")
+    case, rotary = APPENDED[name]
+    call = supported(case, device, rotary, in_place=False, new="qkv" if rotary else "kv")
     made = call.append()
     for x, old in (("k", call.old), ("v", call.old)):
         for b, rows in enumerate(made[x]):

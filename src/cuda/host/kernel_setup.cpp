@@ -118,8 +118,8 @@ int32_t check_alignment(const NamedTensor& named) {
 
 int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args) {
   const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
-                                 {"k", args.inputs.k, problem.dtype, true},
-                                 {"v", args.inputs.v, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype_kv, true},
+                                 {"v", args.inputs.v, problem.dtype_kv, true},
                                  {"o", args.o, problem.dtype_o}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;

@@ -20,16 +20,32 @@ bool is_computed(int32_t dtype) {
 }
 
 // The largest heads that the table has.
-constexpr int32_t kMaxDimQk = 576, kMaxDimV = 512;
+constexpr int32_t kMaxDimQk = 576, kMaxDimV = 512, kMaxDimCache = 256;
 int32_t max_dim_qk(const Problem& p) {
+  if (p.has_f8_cache()) return kMaxDimCache;
   if (!p.has_op(FLASHATTN_OP_BACKWARD)) return kMaxDimQk;
   return p.dtype == FLASHATTN_DTYPE_F32 ? 256 : 512;
 }
 int32_t max_dim_v(const Problem& p) { return std::min(max_dim_qk(p), kMaxDimV); }
 
+// Rows of K and V are copied 16 bytes at once.
+int32_t dim_step(const Problem& p) { return p.has_f8_cache() ? 16 : 8; }
+
+// What kernels for a cache of E4M3 lack beside the features of heads. NULL: nothing.
+const char* missing_beside_cache(const Problem& p) {
+  if (!p.has_f8_cache()) return nullptr;
+  if (p.has_op(FLASHATTN_OP_BACKWARD)) return "ops has BACKWARD";
+  if (p.has_mask(FLASHATTN_MASK_BLOCKS)) return "mask has BLOCKS";
+  if (p.dropout_threshold() != 0) return "dropout is not 0";
+  if (p.dtype_o == FLASHATTN_DTYPE_F8E4M3) return "dtype_o is FLASHATTN_DTYPE_F8E4M3";
+  return nullptr;
+}
+
 // Dtypes and dims for which every build has kernels, unless rows of the table were removed.
 bool is_regular(const Problem& p) {
-  return is_computed(p.dtype) && p.dim_qk <= max_dim_qk(p) && p.dim_v <= max_dim_v(p);
+  return is_computed(p.dtype) && !(p.has_f8_cache() && p.dtype == FLASHATTN_DTYPE_F32) &&
+         missing_beside_cache(p) == nullptr && p.dim_qk <= max_dim_qk(p) &&
+         p.dim_v <= max_dim_v(p);
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
@@ -39,6 +55,13 @@ int32_t shared_bytes(const Problem& p, const Device& d) {
 // forward: the limit of ops = FORWARD.
 void explain_dim(const char* field, int32_t value, int32_t limit, int32_t forward, const Problem& p,
                  char* text, size_t capacity) {
+  if (p.has_f8_cache()) {
+    std::snprintf(text, capacity,
+                  "%s = %d is above %d, the limit beside dtype_kv = F8E4M3 on this device; use "
+                  "heads of at most %d elements, or a cache of dtype = %s",
+                  field, value, limit, limit, dtype_name(p.dtype));
+    return;
+  }
   if (value > forward) return explain_dim_above(field, value, limit, text, capacity);
   std::snprintf(text, capacity,
                 "%s = %d is above %d, the limit of the backward pass in %s on this device; use "
@@ -46,9 +69,12 @@ void explain_dim(const char* field, int32_t value, int32_t limit, int32_t forwar
                 field, value, limit, dtype_name(p.dtype), limit);
 }
 
-void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
-  std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
-                (value + 7) / 8 * 8);
+void explain_multiple(const char* field, int32_t value, const Problem& p, char* text,
+                      size_t capacity) {
+  const int32_t step = dim_step(p);
+  std::snprintf(text, capacity, "%s = %d is no multiple of %d%s; pad the head to %d", field, value,
+                step, p.has_f8_cache() ? ", as dtype_kv = F8E4M3 wants it" : "",
+                (value + step - 1) / step * step);
 }
 
 const Predicate kPredicates[] = {
@@ -93,6 +119,24 @@ const Predicate kPredicates[] = {
                      "dtype = %s is not computed on GPUs; convert to F32, F16 or BF16",
                      dtype_name(p.dtype));
      }},
+    {[](const Problem& p, const Device&) {
+       return p.has_f8_cache() && p.dtype == FLASHATTN_DTYPE_F32;
+     },
+     FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype_kv = %s beside dtype = %s is computed on the CPU only; use F16 or BF16 "
+                     "for q, or device = CPU",
+                     dtype_name(p.dtype_kv), dtype_name(p.dtype));
+     }},
+    {[](const Problem& p, const Device&) { return missing_beside_cache(p) != nullptr; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype_kv",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "%s, which the GPU kernels for dtype_kv = %s do not compute; convert the cache "
+                     "to dtype = %s, or use device = CPU",
+                     missing_beside_cache(p), dtype_name(p.dtype_kv), dtype_name(p.dtype));
+     }},
     {[](const Problem& p, const Device&) { return p.dim_qk > max_dim_qk(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
@@ -103,23 +147,23 @@ const Predicate kPredicates[] = {
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        explain_dim("dim_v", p.dim_v, max_dim_v(p), kMaxDimV, p, text, capacity);
      }},
-    {[](const Problem& p, const Device&) { return p.dim_qk % 8 != 0; },
+    {[](const Problem& p, const Device&) { return p.dim_qk % dim_step(p) != 0; },
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_multiple("dim_qk", p.dim_qk, text, capacity);
+       explain_multiple("dim_qk", p.dim_qk, p, text, capacity);
      }},
-    {[](const Problem& p, const Device&) { return p.dim_v % 8 != 0; },
+    {[](const Problem& p, const Device&) { return p.dim_v % dim_step(p) != 0; },
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_multiple("dim_v", p.dim_v, text, capacity);
+       explain_multiple("dim_v", p.dim_v, p, text, capacity);
      }},
     {[](const Problem& p, const Device& d) { return is_regular(p) && shared_bytes(p, d) == 0; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype = %s, dim_qk = %d, dim_v = %d with ops = %u have no kernel in this "
-                     "build; add rows to src/cuda/kernels/sm80/table.txt",
-                     dtype_name(p.dtype), p.dim_qk, p.dim_v, p.ops);
+                     "dtype = %s, dtype_kv = %s, dim_qk = %d, dim_v = %d with ops = %u have no "
+                     "kernel in this build; add rows to src/cuda/kernels/sm80/table.txt",
+                     dtype_name(p.dtype), dtype_name(p.dtype_kv), p.dim_qk, p.dim_v, p.ops);
      }},
     {[](const Problem& p, const Device& d) {
        return is_regular(p) && shared_bytes(p, d) > d.properties.shared_memory;

@@ -27,14 +27,16 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-// Decode kernels have trees, other kernels for scores that are only scaled have not.
+// Decode kernels have trees, other kernels for scores that are only scaled have not. Those decode
+// kernels that modify scores serve for scores that are only scaled, too.
 const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
   Problem without_tree = p;
   without_tree.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
   const bool modified = wants_modified(p), decode_modified = wants_modified(without_tree);
   return find(forward_table(), shared_memory, [&](const ForwardEntry& e) {
-    return e.dtype == p.dtype && e.modified == (e.decodes ? decode_modified : modified) &&
-           e.size == size && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+    const bool computes = e.decodes ? e.modified || !decode_modified : e.modified == modified;
+    return computes && e.dtype == p.dtype_kv && e.size == size && e.dim_qk >= p.dim_qk &&
+           e.dim_v >= p.dim_v;
   });
 }
 
@@ -45,7 +47,7 @@ bool fits_blocks(const Problem& p, const ForwardEntry& e) {
 }
 
 std::string kernel_name(const ForwardEntry& e) {
-  return forward_name("sm80", e) + (e.decodes ? "_decode" : e.modified ? "_modified" : "");
+  return forward_name("sm80", e) + (e.decodes ? "_decode" : "") + (e.modified ? "_modified" : "");
 }
 
 }  // namespace
@@ -70,12 +72,13 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
   throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const bool is_tf32 = problem.dtype == FLASHATTN_DTYPE_F32 && wants_modified(problem);
-  const std::string slower = is_tf32 && !is_modified(problem)
+  const std::string common = is_tf32 && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink, the backward pass "
                                    "and heads above 256 need"
-                                 : "";
+                             : problem.has_f8_cache() ? "; E4M3 converted to fp16 as it is read"
+                                                      : "";
   const auto make = [&](const ForwardEntry& entry, const std::string& why) {
-    return Kernel{make_ready(entry, multiprocessors_), kernel_name(entry), slower + why};
+    return Kernel{make_ready(entry, multiprocessors_), kernel_name(entry), common + why};
   };
   const ForwardEntry& medium = *find(problem, Size::kMedium, shared_memory);
   medium_ = make(medium, "; " + std::to_string(medium.tile_q) + " rows a CTA");
@@ -162,17 +165,20 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
   const bool is_decode = choice.entry->decodes;
-  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight.
-  const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
-                        is_decode ? multiprocessors_ : choice.resident, choice.resident,
-                        is_decode && is_uneven(shape)};
+  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight; four warps do not
+  // convert E4M3 as fast as it comes.
+  const bool converts = problem_.has_f8_cache() && choice.entry->threads <= 128;
+  const int64_t one_wave = converts ? std::min(2 * multiprocessors_, choice.resident)
+                                    : multiprocessors_;
+  const SplitGrid waves{std::max<int64_t>(p.ctas(), 1), is_decode ? one_wave : choice.resident,
+                        choice.resident, is_decode && is_uneven(shape)};
   p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
                        is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
                        waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
-                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype_kv);
   const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
   const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
   p.swizzle = L2Swizzle::of(p.work_heads(), tiles, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
@@ -219,6 +225,11 @@ std::string ForwardKernels::describe(const Shape& shape,
 
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
+  if (args.amax_o.data) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "amax_o",
+                "amax_o is given, but the GPU kernels for dtype_kv = F8E4M3 do not compute it; leave "
+                "it NULL, or use device = CPU");
+  }
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;

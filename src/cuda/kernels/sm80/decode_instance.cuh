@@ -7,14 +7,15 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kStages, int kMinCtasPerSm,
-          Size kSize, int kRowGroups = 1>
+          Size kSize, int kRowGroups = 1, int kKeyGroups = 4, class ScoreMod = plain>
 constexpr ForwardEntry decode_instance() {
-  using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups>;
+  using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
+                              kKeyGroups, ScoreMod>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
           kSize,
-          false,
+          !ScoreMod::kIsPlain,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,

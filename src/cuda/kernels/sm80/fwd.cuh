@@ -240,7 +240,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     const WarpRows<Config> own = warp_rows();
     modify_scores<ScoreMod, Config::kIsFp32>(
         params_, s, tile * kTileKv + own.lane_ % 4 * 2,
-        [&own](int mma_m, int half) { return own.row_of(mma_m, half); });
+        [own](int mma_m, int half) { return own.row_of(mma_m, half); });
   }
 
   // Sets scores of hidden keys to -inf. block_mask_full: the block mask hides no key. Rows past the

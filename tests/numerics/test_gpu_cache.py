@@ -1,0 +1,142 @@
+"""A cache of E4M3 beside queries of 16 bits on a GPU: the error is that of the same formula in the
+queries' type, whatever the descales."""
+import os
+
+import numpy as np
+import pytest
+
+from . import capi
+from .case import Case
+from .data import make_data
+from .dtypes import NUMPY
+from .harness import Call, run
+from .repro import verify
+from .test_hostile import HostileCall
+from .tolerance import check
+
+BASE = Case(batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1, dim_qk=128, dtype="bf16",
+            dtype_kv="f8", descales="bh", lens_kv=[900, 517])
+BLOCKS = dict(descales="bht", descale_block=64)
+FEW = [
+    dict(), dict(dtype="f16", descales=None, splits=1), dict(splits=7, **BLOCKS),
+    dict(descales="bht", descale_block=1, dtype="f16", splits=3),
+    dict(descales="t", descale_block=7, page_size=16), dict(descales="t", descale_block=1000),
+    dict(page_size=1), dict(page_size=64, splits=4, **BLOCKS), dict(page_size=256, dtype="f16"),
+    dict(seqlen_q=4, causal=True, splits=2), dict(batch=4, lens_kv=[900, 0, 1, 64], splits=3),
+    dict(seqlen_q=3, tree=9, heads_q=5, splits=3), dict(seqlen_q=2, tree=2, window=(50, 0)),
+    dict(lens_kv=None, heads_q=16, dtype_o="f16"), dict(lens_kv=None, dtype_o="f32", sink=True),
+    dict(starts_kv=[30, 500], splits=4, **BLOCKS), dict(lse=False, lens_kv=None, strides="bhsd"),
+    dict(heads_q=16, heads_kv=2, descales="b", splits=2, strides="sbhd")]
+MANY = [
+    dict(seqlen_q=5, causal=True, heads_q=6), dict(seqlen_q=9, causal=True, heads_q=6, **BLOCKS),
+    dict(seqlen_q=8, tree=40, window=(400, 0), heads_q=8, page_size=16),
+    dict(seqlen_q=203, causal=True, lens_kv=[900, 203], heads_q=2, dtype="f16", **BLOCKS),
+    dict(cu_q=[70, 1, 133], batch=3, lens_kv=[900, 70, 133], causal=True, page_size=64),
+    dict(seqlen_q=100, window=(70, 3), lens_kv=None, dtype_o="f32"),
+    dict(seqlen_q=20, chunk=64, splits=3), dict(cu_q=[9, 2], cu_kv=[900, 257], lens_kv=None)]
+MODIFIED = [
+    dict(softcap=5.0), dict(softcap=20.0, seqlen_q=77, causal=True, **BLOCKS), dict(alibi="bh"),
+    dict(alibi="h", seqlen_q=40, causal=True, page_size=16), dict(bias="f32", seqlen_q=3),
+    dict(bias="u8", bias_empty=0.2, seqlen_q=20, lens_kv=None), dict(scale=-0.2, splits=3),
+    dict(bias="bf16", softcap=9.0, sink=True, splits=2), dict(softcap=5.0, tree=4, seqlen_q=4)]
+CASES = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change)
+         for n, change in enumerate(FEW + MODIFIED)]
+CASES += [BASE.replace(dim_qk=dim, **change) for n, change in enumerate(MANY)
+          for dim in ((64, 256) if n % 2 else (128,))]
+CASES += [BASE.replace(dim_qk=a, dim_v=b, splits=2) for a, b in
+          ((16, 16), (32, 64), (48, 80), (96, 96), (192, 128), (80, 208))]
+
+
+@pytest.fixture(autouse=True)
+def _only_portable_kernels(device):
+    if device.name == "cpu" or os.environ.get("FLASHATTN_BACKEND", "sm80") != "sm80":
+        pytest.skip("the kernels are portable ones; the CPU's: test_eightbit.py")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features(device, case):
+    verify(case, device)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_each_code(device, dim, dtype):
+    """All 256 bytes as keys' values: a row's only key is its result, NaN included. And as keys."""
+    case = Case(batch=256 // dim, seqlen_q=1, seqlen_kv=1, heads_q=1, dim_qk=dim, dtype=dtype,
+                dtype_kv="f8", dtype_o="f32", descales="b")
+    data = make_data(case)
+    codes = np.arange(256, dtype=np.uint8).view(NUMPY["f8"]).astype(np.float32).reshape(-1, dim)
+    for b, values in enumerate(codes):
+        data.v[b][0, 0] = values
+        data.k[b][0, 0] = np.nan_to_num(values)
+        data.q[b][...] = 0
+        data.q[b][0, 0, b::17] = 2.0
+    result = run(case, device, data)
+    descales = data.descales["v"].reshape(-1, 1)
+    np.testing.assert_array_equal(np.array(result.o).reshape(codes.shape), codes * descales)
+    for b, values in enumerate(codes):
+        score = np.nan_to_num(values[b::17]).sum() * 2 * data.descales["k"][b, 0, 0] / dim ** 0.5
+        assert result.lse[b] == pytest.approx(score, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("block", [16, 3])
+def test_descales_far_apart(device, dtype, block):
+    """Descales of values grow and fall by powers of two; those of keys make them 0 or large; a
+    block that no query sees has NaN."""
+    case = BASE.replace(descales="t", descale_block=block, causal=True, seqlen_q=2, dtype=dtype,
+                        window=(600, 0), lens_kv=None, dtype_o="f32", lse=True)
+    data = make_data(case)
+    rng = np.random.default_rng(block)
+    for name, least, most in (("v", -60, 40), ("k", -9, 1)):
+        exponents = rng.integers(least, most, data.descales[name].shape)
+        data.descales[name][...] = np.ldexp(data.descales[name], exponents)
+        data.descales[name][..., :200 // block] = np.nan
+    for b in range(case.batch):  # what is hidden is not asked
+        data.k[b][:299], data.v[b][:299] = 0, 0
+    hidden = {name: x.copy() for name, x in data.descales.items()}
+    result = run(case, device, data)
+    for name, x in hidden.items():
+        data.descales[name] = np.nan_to_num(x)
+    check(case, data, result)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-4, 1e4, 1e30])
+def test_queries_of_any_size(device, size):
+    """bf16 has more exponents than the products' fp16."""
+    case = BASE.replace(seqlen_q=3, dtype_o="f32", splits=2)
+    data = make_data(case)
+    for b in range(case.batch):
+        data.q[b][...] = data.q[b] * np.float32(2.0 ** round(np.log2(size)))
+    data.descales["k"][...] = np.float32(2.0 ** -round(np.log2(size)))
+    check(case, data, run(case, device, data))
+
+
+def test_hostile(device):
+    case = BASE.replace(batch=3, seqlen_q=2, seqlen_kv=700, lens_kv=[700, 9, 400], page_size=16,
+                        splits=3, **BLOCKS)
+    rng = np.random.default_rng(7)
+    plan = capi.Plan(capi.descriptor(case, device))
+    plain = run(case, device, plan=plan)
+    for _ in range(6):
+        call = HostileCall(case, device, rng, plan)
+        fields = call.forward_fields()
+        call.attempt(capi.FORWARD, fields, list(fields))
+    assert run(case, device, plan=plan).bits() == plain.bits()
+
+
+@pytest.mark.parametrize("changes, field", [
+    (dict(dtype="f32"), "dtype_kv"), (dict(backward=True), "dtype_kv"),
+    (dict(blocks=(64, 64)), "dtype_kv"), (dict(dropout=0.5), "dtype_kv"),
+    (dict(dtype_o="f8"), "dtype_kv"), (dict(dim_qk=40), "dim_qk"), (dict(dim_v=72), "dim_v"),
+    (dict(dim_qk=320, dim_v=64), "dim_qk")])
+def test_refusals(device, changes, field):
+    with pytest.raises(capi.Refused, match="F8E4M3") as refusal:
+        capi.Plan(capi.descriptor(BASE.replace(**changes), device))
+    assert refusal.value.field == field
+
+
+def test_largest_results_are_refused(device):
+    call = Call(BASE.replace(amax_o="bh"), device)
+    with pytest.raises(capi.Refused, match="amax_o is given"):
+        call.forward()
