@@ -56,6 +56,10 @@ def small_blocks(asked: Dict[str, Any]) -> Any:
         asked["block_q"] < 16 or asked["block_kv"] < 16 or asked["block_kv"] % 8)
 
 
+def holds_f8(asked: Dict[str, Any]) -> Any:
+    return asked.get("dtype_kv") == capi.DTYPES["f8"]
+
+
 def changes_scores(asked: Dict[str, Any]) -> Any:
     return (asked.get("softcap") or asked.get("scale", 0) < 0 or asked.get("bias")
             or asked.get("dropout") or bit("mask", BLOCKS)(asked))
@@ -106,6 +110,12 @@ def rows() -> List[Row]:
                          lambda asked, most=most: tuple(map(bucket, dims_of(asked))) == most))
     found.append(Row("scores changed, heads above 256", dict(softcap=20.0, dim_qk=512, dim_v=512),
                      lambda asked: max(dims_of(asked)) > 256 and changes_scores(asked)))
+    cache = dict(dtype_kv=capi.DTYPES["f8"])
+    found += [
+        Row("cache of E4M3", cache, holds_f8),
+        Row("cache of E4M3, block mask", dict(cache, mask=BLOCKS, block_q=64, block_kv=64),
+            lambda asked: holds_f8(asked) and bit("mask", BLOCKS)(asked)),
+    ]
     return found
 
 

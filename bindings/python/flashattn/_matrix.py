@@ -45,7 +45,8 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("lse, gradient at lse", {"return_lse": True, "dlse": True, "backward": True}),
     ("float32 output", {"dtype_o": "float32", "backward": True}),
     ("float8 output", {"dtype_o": "float8_e4m3fn"}),
-    ("float8 keys and values", {"dtype_kv": "float8_e4m3fn", "backward": True}),
+    ("float8 keys and values", {"dtype_kv": "float8_e4m3fn"}),
+    ("float8 keys and values, backward", {"dtype_kv": "float8_e4m3fn", "backward": True}),
     ("batch invariant", {"determinism": "batch_invariant", "backward": True}),
 )
 
