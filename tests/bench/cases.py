@@ -45,10 +45,8 @@ class Case:
     def __post_init__(self) -> None:
         if (self.op == "merge") != (self.parts > 0):
             raise ValueError("parts are what is merged")
-        if self.first_token and (self.parts or self.page_size or self.dtype == "f8"):
+        if self.first_token and (self.parts or self.page_size or self.kv_dtype == "f8"):
             raise ValueError("first_token: not with parts, pages or E4M3")
-        if self.dtype_kv and (self.op != "forward" or self.first_token):
-            raise ValueError("dtype_kv: forward, without first_token")
         if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
         if self.bias and (self.parts or self.page_size or self.uneven):
@@ -188,14 +186,12 @@ class Case:
 
     def name(self) -> str:
         words = [self.op, self.dtype, f"B{self.batch}", f"H{self.heads}"]
-        if self.dtype_kv:
-            words[1] += "/" + self.dtype_kv
         if self.kv_heads != self.heads:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
         words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
         for field, text in (("latent", "latent"), ("uneven", "uneven"), ("causal", "causal"),
-                            ("alibi", "alibi")):
+                            ("alibi", "alibi"), ("dtype_kv", "f8-cache")):
             if getattr(self, field):
                 words.append(text)
         if self.bias:
@@ -307,19 +303,6 @@ def _gpu_decode() -> Iterator[Case]:
         yield Case("merge", "bf16", 1, 32, seqlen_q=4096, dim=128, parts=parts)
 
 
-def _fp8_decode() -> Iterator[Case]:
-    """Caches of E4M3, beside those of 16 bits."""
-    base = Case("forward", "bf16", 16, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
-    changes = [dict(batch=1, seqlen_kv=1024), dict(batch=1), dict(), dict(batch=64, seqlen_kv=4096),
-               dict(seqlen_q=4, causal=True), dict(seqlen_q=8, causal=True), dict(dim=64),
-               dict(dim=256), dict(page_size=16), dict(page_size=64), dict(softcap=50.0)]
-    for changed, dtype_kv in itertools.product(changes, ("", "f8")):
-        yield dataclasses.replace(base, dtype_kv=dtype_kv, **changed)  # type: ignore[arg-type]
-    for keys in (8192, 32768):  # chunks of a prompt
-        yield dataclasses.replace(base, batch=1, seqlen_q=512, seqlen_kv=keys, causal=True,
-                                  dtype_kv="f8")
-
-
 def _prefill() -> Iterator[Case]:
     """Prompts of common models, and chunks of a long prompt behind what is cached already."""
     base = Case("forward", "bf16", heads=32, heads_kv=8, dim=128, causal=True)
@@ -421,7 +404,8 @@ GPU_PRESETS: Dict[str, List[Case]] = {
              *_paper("backward", "f32", (1024, 4096), (64, 128))],
     "fp8": list(_paper("forward", "f8", (1024, 4096, 16384))),
     "decode": list(_gpu_decode()),
-    "fp8-decode": list(_fp8_decode()),
+    "fp8-decode": [dataclasses.replace(case, dtype_kv=kv) for case in _gpu_decode()
+                   for kv in ("", "f8") if not case.parts],
     "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768)),
             *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)),
             *_expanded("bf16", 128, (4096, 8192))],

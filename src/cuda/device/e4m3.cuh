@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) 
   return to_e4m3(a, b) | to_e4m3(c, d) << 16;
 }
 
-// Converts the bytes of a word to fp16, exactly: pairs of neighbours (kStride 1: bytes 0 and 1, 2 and
-// 3), or of bytes 0 and 2, 1 and 3 (kStride 2).
+// Converts the bytes of a word to fp16, exactly: pairs of neighbours (kStride 1: bytes 0 and 1, 2
+// and 3), or of bytes 0 and 2, 1 and 3 (kStride 2).
 template <int kStride>
 __device__ __forceinline__ void f16_of_e4m3(uint32_t word, uint32_t (&pairs)[2]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890

@@ -1,7 +1,8 @@
 // GEMMs of a warp by mma.sync: D (16 kMmaM x 8 kMmaN) += A B. A and B are tiles in shared memory,
 // or A lies in registers. This file is for 16-bit elements; mma_e4m3.cuh and mma_3xtf32.cuh have
-// functions of the same names for B in E4M3 and for fp32. "K-major": the rows of the tile run along the summed index; "MN-major":
-// across it. Accumulators are [kMmaM][kMmaN][4], in the layout of ptx::mma_16x8x16.
+// functions of the same names for B in E4M3 and for fp32. "K-major": the rows of the tile run along
+// the summed index; "MN-major": across it. Accumulators are [kMmaM][kMmaN][4], in the layout of
+// ptx::mma_16x8x16.
 #pragma once
 
 #include <type_traits>

@@ -44,8 +44,7 @@ const char* missing_beside_cache(const Problem& p) {
 // Dtypes and dims for which every build has kernels, unless rows of the table were removed.
 bool is_regular(const Problem& p) {
   return is_computed(p.dtype) && !(p.has_f8_cache() && p.dtype == FLASHATTN_DTYPE_F32) &&
-         missing_beside_cache(p) == nullptr && p.dim_qk <= max_dim_qk(p) &&
-         p.dim_v <= max_dim_v(p);
+         missing_beside_cache(p) == nullptr && p.dim_qk <= max_dim_qk(p) && p.dim_v <= max_dim_v(p);
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
@@ -132,10 +131,11 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return missing_beside_cache(p) != nullptr; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype_kv",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "%s, which the GPU kernels for dtype_kv = %s do not compute; convert the cache "
-                     "to dtype = %s, or use device = CPU",
-                     missing_beside_cache(p), dtype_name(p.dtype_kv), dtype_name(p.dtype));
+       std::snprintf(
+           text, capacity,
+           "%s, which the GPU kernels for dtype_kv = %s do not compute; convert the cache "
+           "to dtype = %s, or use device = CPU",
+           missing_beside_cache(p), dtype_name(p.dtype_kv), dtype_name(p.dtype));
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > max_dim_qk(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",

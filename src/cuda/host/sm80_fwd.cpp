@@ -168,8 +168,8 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   // For decode kernels one CTA per multiprocessor keeps enough bytes in flight; four warps do not
   // convert E4M3 as fast as it comes.
   const bool converts = problem_.has_f8_cache() && choice.entry->threads <= 128;
-  const int64_t one_wave = converts ? std::min(2 * multiprocessors_, choice.resident)
-                                    : multiprocessors_;
+  const int64_t one_wave =
+      converts ? std::min(2 * multiprocessors_, choice.resident) : multiprocessors_;
   const SplitGrid waves{std::max<int64_t>(p.ctas(), 1), is_decode ? one_wave : choice.resident,
                         choice.resident, is_decode && is_uneven(shape)};
   p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
@@ -226,9 +226,10 @@ std::string ForwardKernels::describe(const Shape& shape,
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   if (args.amax_o.data) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "amax_o",
-                "amax_o is given, but the GPU kernels for dtype_kv = F8E4M3 do not compute it; leave "
-                "it NULL, or use device = CPU");
+    return fail(
+        FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "amax_o",
+        "amax_o is given, but the GPU kernels for dtype_kv = F8E4M3 do not compute it; leave "
+        "it NULL, or use device = CPU");
   }
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);

@@ -1,10 +1,10 @@
-// The portable decode kernel: up to 64 rows, queries of a KV head's GQA group, Q of 16 bits, K and V
-// of as many or in E4M3, trees of drafted tokens. Its time is that of loading the KV cache, plus
+// The portable decode kernel: up to 64 rows, queries of a KV head's GQA group, Q of 16 bits, K and
+// V of as many or in E4M3, trees of drafted tokens. Its time is that of loading the KV cache, plus
 // that from the last load to the last store.
 //
-// Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and row maxima,
-// sums and O of its own keys, which are combined at the end. kStages tiles of K and of V are in
-// flight; a buffer is refilled as soon as all warps have read it.
+// Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
+// row maxima, sums and O of its own keys, which are combined at the end. kStages tiles of K and of
+// V are in flight; a buffer is refilled as soon as all warps have read it.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ struct DecodeConfig {
   using ScoreMod = ScoreMod_;
   static constexpr bool kIsE4m3 = std::is_same<Operand, ptx::E4m3>::value;
   using T = std::conditional_t<kIsE4m3, __half, Operand>;  // of Q and P in products
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;   // of the tiles; smaller heads are padded
   static constexpr int kMmaM = kMmaM_, kRowGroups = kRowGroups_, kKeyGroups = kKeyGroups_;
   static constexpr int kWarps = kKeyGroups * kRowGroups, kThreads = 32 * kWarps;
   static constexpr int kGroupRows = 16 * kMmaM, kTileQ = kGroupRows * kRowGroups;
@@ -208,9 +208,7 @@ class DecodeKernel : RowEpilogue {
     return !kIsE4m3 || Config::kRowGroups == 1 || first_row() < rows_;
   }
   // The lane's first key in a tile.
-  __device__ __forceinline__ int first_key() const {
-    return key_group() * kWarpKv + lane_ % 4 * 2;
-  }
+  __device__ __forceinline__ int first_key() const { return key_group() * kWarpKv + lane_ % 4 * 2; }
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -260,9 +258,8 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ void online_softmax(float (&s)[kWarpKv / 8][4], float (&row_maxima)[2],
                                                  float (&row_sums)[2],
                                                  float (&o)[Config::kDimV / 8][4]) const {
-    const float wide = ScoreMod::kIsPlain
-                           ? params_.problem.scale * (kLog2E / kWideUnit)
-                           : WideMembers<false>::remaining_factor(params_.problem);
+    const float wide = ScoreMod::kIsPlain ? params_.problem.scale * (kLog2E / kWideUnit)
+                                          : WideMembers<false>::remaining_factor(params_.problem);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float row_max = -INFINITY;
@@ -335,7 +332,7 @@ class DecodeKernel : RowEpilogue {
       const auto& o = o_[mma_m];
       if constexpr (kIsE4m3) {  // even and odd columns, see mma_e4m3.cuh
         const uint32_t to = o_address(key_group(), r) + lane_ % 4 * 16;
-        const float by = sum == 0.0f ? 0.0f : factor;  // a sequence without keys may have any descale
+        const float by = sum == 0.0f ? 0.0f : factor;  // no key has that descale
 #pragma unroll
         for (int n = 0; n < Config::kOutputColumns / 8; n += 2) {
           const float* even = &o[step * Config::kOutputColumns / 8 + n][half * 2];
@@ -352,8 +349,8 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // Combines the partial results of row r, of the columns of a step, in the order of the key groups.
-  // One warp calls this.
+  // Combines the partial results of row r, of the columns of a step, in the order of the key
+  // groups. One warp calls this.
   __device__ __forceinline__ void combine_warps(int32_t r, int step) const {
     constexpr int kKeyGroups = Config::kKeyGroups;
     float2 row_stats[kKeyGroups];
@@ -409,8 +406,8 @@ class DecodeKernel : RowEpilogue {
     if (is_fp32()) {
       store_vec4<true>(fp32_row(r) + column, o);
     } else if (kIsE4m3 && params_.problem.dtype_o == FLASHATTN_DTYPE_BF16) {
-      store_vec4<true>(
-          reinterpret_cast<__nv_bfloat16*>(query_row<2>(params_.args.o, r)) + column, o);
+      store_vec4<true>(reinterpret_cast<__nv_bfloat16*>(query_row<2>(params_.args.o, r)) + column,
+                       o);
     } else {
       store_vec4<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
     }

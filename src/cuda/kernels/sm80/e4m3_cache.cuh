@@ -28,7 +28,7 @@ class E4m3Cache {
   using Layout = typename Config::CacheLayout;
   using ScoreFragment = float[kMmaM][kWarpKv / 8][4];
   using Accumulator = float[kMmaM][Config::kDimV / 8][4];
-  static constexpr int kWeightExponent = 14;  // of the largest P in fp16
+  static constexpr int kWeightExponent = 14;      // of the largest P in fp16
   static constexpr uint32_t kLeastExponent = 20;  // biased; of descales below 2^-106
 
  public:

@@ -289,8 +289,10 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
   __device__ __forceinline__ void softmax(ScoreFragment& s) {
     load_row_stats();
-    float factor = ScoreMod::kIsPlain ? params_.problem.scale * kLog2E
-                                      : WideMembers<Config::kIsFp32>::remaining_factor(params_.problem) * kWideUnit;
+    float factor =
+        ScoreMod::kIsPlain
+            ? params_.problem.scale * kLog2E
+            : WideMembers<Config::kIsFp32>::remaining_factor(params_.problem) * kWideUnit;
     if constexpr (k3xFp16) factor = block_scale_.score_factor(factor);
     constexpr int kRows = Config::kRowsAtOnce;
 #pragma unroll
