@@ -342,7 +342,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                 lambda backend=backend: emulator(run, backend))  # type: ignore[misc]
         # Less shared memory: the same code with other tiles, by the head's size. 8.6 and 8.9 have
         # as much as 12.0.
-        table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
+        table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims or each_code")
         table["emulator-sm120"] = lambda: emulator(run, "sm80", "120", "-k",
                                                    "dims or gradients or (listed and smoke)")
         table["emulator-races"] = lambda: emulator_races(run)

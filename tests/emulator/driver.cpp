@@ -153,6 +153,12 @@ void emulator::enqueue(cudaStream_t stream, std::function<void()> work) {
   }
 }
 
+// FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 120.
+int emulator::compute_capability() {
+  const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
+  return text ? std::atoi(text) : 90;
+}
+
 extern "C" {
 
 // ---- the runtime
@@ -180,15 +186,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   return cudaSuccess;
 }
 
-// FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 120.
-static int compute_capability() {
-  const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
-  return text ? std::atoi(text) : 90;
-}
-
 // The most that a CTA may have.
 static int shared_bytes() {
-  switch (compute_capability()) {
+  switch (emulator::compute_capability()) {
     case 90: return emulator::kSharedBytes;
     case 80: return 163 * 1024;
     default: return 99 * 1024;
@@ -196,7 +196,7 @@ static int shared_bytes() {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  const int capability = compute_capability();
+  const int capability = emulator::compute_capability();
   switch (which) {
     case cudaDevAttrMultiProcessorCount: *value = emulator::kMultiprocessors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
@@ -218,7 +218,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   }
   std::memset(attributes, 0, sizeof *attributes);
   attributes->numRegs = 255;
-  attributes->ptxVersion = compute_capability();
+  attributes->ptxVersion = emulator::compute_capability();
   return cudaSuccess;
 }
 

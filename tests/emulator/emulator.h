@@ -175,6 +175,7 @@ void multiply(const Product& product);
 void multiply_commit();
 void multiply_wait(int pending);
 
+int compute_capability();  // of the device: 90 is that of an H100
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- numbers

@@ -30,9 +30,9 @@ FEW = [
 MANY = [
     dict(seqlen_q=5, causal=True, heads_q=6), dict(seqlen_q=9, causal=True, heads_q=6, **BLOCKS),
     dict(seqlen_q=8, tree=40, window=(400, 0), heads_q=8, page_size=16),
-    dict(seqlen_q=203, causal=True, lens_kv=[900, 203], heads_q=2, dtype="f16", **BLOCKS),
-    dict(cu_q=[70, 1, 133], batch=3, lens_kv=[900, 70, 133], causal=True, page_size=64),
-    dict(seqlen_q=100, window=(70, 3), lens_kv=None, dtype_o="f32"),
+    dict(seqlen_q=103, causal=True, lens_kv=[600, 103], heads_q=2, dtype="f16", **BLOCKS),
+    dict(cu_q=[70, 1, 33], batch=3, lens_kv=[300, 70, 133], causal=True, page_size=64),
+    dict(seqlen_q=70, window=(70, 3), lens_kv=None, heads_q=1, dtype_o="f32"),
     dict(seqlen_q=20, chunk=64, splits=3), dict(cu_q=[9, 2], cu_kv=[900, 257], lens_kv=None)]
 MODIFIED = [
     dict(softcap=5.0), dict(softcap=20.0, seqlen_q=77, causal=True, **BLOCKS), dict(alibi="bh"),
@@ -41,8 +41,7 @@ MODIFIED = [
     dict(bias="bf16", softcap=9.0, sink=True, splits=2), dict(softcap=5.0, tree=4, seqlen_q=4)]
 CASES = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change)
          for n, change in enumerate(FEW + MODIFIED)]
-CASES += [BASE.replace(dim_qk=dim, **change) for n, change in enumerate(MANY)
-          for dim in ((64, 256) if n % 2 else (128,))]
+CASES += [BASE.replace(dim_qk=(128, 64, 256)[n % 3], **change) for n, change in enumerate(MANY)]
 CASES += [BASE.replace(dim_qk=a, dim_v=b, splits=2) for a, b in
           ((16, 16), (32, 64), (48, 80), (96, 96), (192, 128), (80, 208))]
 
@@ -118,7 +117,7 @@ def test_hostile(device):
     rng = np.random.default_rng(7)
     plan = capi.Plan(capi.descriptor(case, device))
     plain = run(case, device, plan=plan)
-    for _ in range(6):
+    for _ in range(4):
         call = HostileCall(case, device, rng, plan)
         fields = call.forward_fields()
         call.attempt(capi.FORWARD, fields, list(fields))

@@ -33,7 +33,12 @@ __device__ __forceinline__ uint32_t to_e4m3(float a, float b, float c, float d) 
 // and 3), or of bytes 0 and 2, 1 and 3 (kStride 2).
 template <int kStride>
 __device__ __forceinline__ void f16_of_e4m3(uint32_t word, uint32_t (&pairs)[2]) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  if (ptx::kUnpacksE4m3) {
+    const uint32_t ordered = kStride == 1 ? word : __byte_perm(word, 0, 0x3120);
+    pairs[0] = ptx::unpack_e4m3(ordered);
+    pairs[1] = ptx::unpack_e4m3(ordered >> 16);
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     // In fp16 the exponent of E4M3 means 2^8 times less, also that of subnormals. A carry out of
@@ -43,11 +48,6 @@ __device__ __forceinline__ void f16_of_e4m3(uint32_t word, uint32_t (&pairs)[2])
     const uint32_t carry = (magnitude + 0x01000100u) & 0x80008000u;
     pairs[n] = ptx::mul_f16x2((high & 0x80008000u) | magnitude >> 1 | carry >> 1, 0x5c005c00u);
   }
-#else
-  const uint32_t ordered = kStride == 1 ? word : __byte_perm(word, 0, 0x3120);
-  pairs[0] = ptx::unpack_e4m3(ordered);
-  pairs[1] = ptx::unpack_e4m3(ordered >> 16);
-#endif
 }
 
 }  // namespace flashattn::cuda

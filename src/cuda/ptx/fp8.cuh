@@ -24,10 +24,19 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return pack_e4m3(a, b) | pack_e4m3(c, d) << 16;
 }
 
-// Converts the two numbers in the low half of `pair` to fp16, exactly.
+// Whether unpack_e4m3() is one instruction.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+constexpr bool kUnpacksE4m3 = false;
+#else
+constexpr bool kUnpacksE4m3 = true;
+#endif
+
+// Converts the two numbers in the low half of `pair` to fp16, exactly. Only where kUnpacksE4m3.
 __device__ __forceinline__ uint32_t unpack_e4m3(uint32_t pair) {
-  uint32_t r;
+  uint32_t r = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(pair)));
+#endif
   return r;
 }
 

@@ -20,6 +20,8 @@ inline uint32_t pack_e4m3(float a, float b, float c, float d) {
   return pack_e4m3(a, b) | pack_e4m3(c, d) << 16;
 }
 
+inline const bool kUnpacksE4m3 = emulator::compute_capability() >= 89;
+
 inline uint32_t unpack_e4m3(uint32_t pair) {
   const auto half = [](uint32_t bits) {
     return __half_raw(__float2half_rn(emulator::e4m3_to_float(static_cast<uint8_t>(bits)))).x;
