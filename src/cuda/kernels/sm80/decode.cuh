@@ -39,6 +39,8 @@ struct DecodeConfig {
   using KTile = SmemTile<kTileKv, kDimQk, sizeof(Operand)>;
   using VTile = SmemTile<kTileKv, kDimV, sizeof(Operand)>;
   static_assert(std::is_same<KTile, VTile>::value, "the same threads load the same rows of both");
+  static constexpr int kQChunks = QTile::kBytes / 16;
+  static constexpr int kQThreads = kQChunks < kThreads ? kQChunks : kThreads;  // that load Q
   static constexpr int kKOffset = QTile::kBytes;
   static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
   // The warps' partial results use the buffers of Q, K and V, columns of O in kOutputSteps: rows of
@@ -112,14 +114,7 @@ class DecodeKernel : RowEpilogue {
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
     const typename Config::QTile q{shared_};
-    if (has_uniform_stride()) {
-      const RowView rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
-      load_tokens<kThreads>(q, problem.dim_qk, rows, 0, rows_);
-    } else {
-      load_tile<kThreads>(q, problem.dim_qk, [&](int r) -> const char* {
-        return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
-      });
-    }
+    if (Config::kQThreads == kThreads || threadIdx.x < Config::kQThreads) load_q(q);
     clear();
     ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
     // The first kStages iterations only load.
@@ -178,6 +173,19 @@ class DecodeKernel : RowEpilogue {
     ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also if there was no key
+  }
+
+  __device__ __forceinline__ void load_q(typename Config::QTile q) const {
+    const Inputs& in = params_.args.inputs;
+    const int32_t dim = params_.problem.dim_qk;
+    if (has_uniform_stride()) {
+      const RowView rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
+      load_tokens<Config::kQThreads>(q, dim, rows, 0, rows_);
+    } else {
+      load_tile<Config::kQThreads>(q, dim, [&](int r) -> const char* {
+        return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
+      });
+    }
   }
 
   // The address of the page numbers of a tile's rows.
