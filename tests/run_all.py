@@ -282,7 +282,8 @@ def emulator_races(run: Run) -> Count:
     """Where several tiles follow each other in the same buffers; of the portable kernels less."""
     some = {"sm90": "(listed and smoke) or gradients-1 or gradients-4 or dropouts-1 or "
                     "many_queries-3 or many_heads or (gpu_latent and (features or outgrown))",
-            "sm80": "(listed and smoke) or gradients-5 or gradients-10 or (gpu_decode and replays)"}
+            "sm80": "(listed and smoke) or gradients-5 or gradients-10 or (gpu_decode and replays) "
+                    "or (gpu_cache and case3)"}
     count = Count()
     for backend, names in some.items():
         count += emulator(run, backend, "90", "-k", names, races=True)
