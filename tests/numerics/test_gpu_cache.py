@@ -44,6 +44,8 @@ CASES = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change)
 CASES += [BASE.replace(dim_qk=(128, 64, 256)[n % 3], **change) for n, change in enumerate(MANY)]
 CASES += [BASE.replace(dim_qk=a, dim_v=b, splits=2) for a, b in
           ((16, 16), (32, 64), (48, 80), (96, 96), (192, 128), (80, 208))]
+CASES += [BASE.replace(batch=1, seqlen_kv=4200, lens_kv=None),  # the deep pipeline
+          BASE.replace(seqlen_kv=4100, lens_kv=[4100, 300], dtype="f16", splits=2, **BLOCKS)]
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,11 @@ def _only_portable_kernels(device):
 
 @pytest.mark.parametrize("case", CASES)
 def test_features(device, case):
+    plan = capi.Plan(capi.descriptor(case, device))
+    info = plan.info(capi.FORWARD, capi.sizes_of(case))
+    name, why = (capi.ffi.string(text).decode() for text in (info.kernel, info.why))
+    assert "_f8_" in name and "_decode" in name and "E4M3 converted to fp16" in why
+    assert name.endswith("_q16_kv256_decode") or case.seqlen_kv < 4096 or case.dim_qk != 128
     verify(case, device)
 
 

@@ -37,16 +37,16 @@ __device__ __forceinline__ void f16_of_e4m3(uint32_t word, uint32_t (&pairs)[2])
     const uint32_t ordered = kStride == 1 ? word : __byte_perm(word, 0, 0x3120);
     pairs[0] = ptx::unpack_e4m3(ordered);
     pairs[1] = ptx::unpack_e4m3(ordered >> 16);
-    return;
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  } else {
     // In fp16 the exponent of E4M3 means 2^8 times less, also that of subnormals. A carry out of
     // the magnitude tells NaN.
-    const uint32_t selector = kStride == 1 ? (n == 0 ? 0x1404 : 0x3424) : n == 0 ? 0x2404 : 0x3414;
-    const uint32_t high = __byte_perm(word, 0, selector), magnitude = high & 0x7f007f00u;
-    const uint32_t carry = (magnitude + 0x01000100u) & 0x80008000u;
-    pairs[n] = ptx::mul_f16x2((high & 0x80008000u) | magnitude >> 1 | carry >> 1, 0x5c005c00u);
+    const auto convert = [](uint32_t high) {
+      const uint32_t magnitude = high & 0x7f007f00u;
+      const uint32_t carry = (magnitude + 0x01000100u) & 0x80008000u;
+      return ptx::mul_f16x2((high & 0x80008000u) | magnitude >> 1 | carry >> 1, 0x5c005c00u);
+    };
+    pairs[0] = convert(__byte_perm(word, 0, kStride == 1 ? 0x1404 : 0x2404));
+    pairs[1] = convert(__byte_perm(word, 0, kStride == 1 ? 0x3424 : 0x3414));
   }
 }
 

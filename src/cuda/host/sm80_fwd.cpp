@@ -17,6 +17,8 @@ namespace {
 constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
 // From so many keys on, and so many a query, calls with few queries wait for K and V: they decode.
 constexpr int32_t kDecodeKeys = 512, kDecodeKeysPerQuery = 8;
+// From so many keys of E4M3 on, splits have enough tiles of the deep pipeline; not measured.
+constexpr int32_t kDeepF8Keys = 4096;
 constexpr int64_t kDecodeRowTiles = 2;  // the most row tiles of a KV head that load K and V each
 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
@@ -113,7 +115,8 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
   // to a fifth of the time (96 sequences of 4,096 keys on an H200).
   const int64_t kv_heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (rows <= shallow_.kernel.entry->tile_q && kv_heads <= shallow_.kernel.resident) {
-    return kv_heads <= multiprocessors_ && !is_uneven(shape) ? deep_ : shallow_;
+    const bool is_long = !problem_.has_f8_cache() || shape.seqlen_kv >= kDeepF8Keys;
+    return kv_heads <= multiprocessors_ && !is_uneven(shape) && is_long ? deep_ : shallow_;
   }
   if (rows <= rows32_.kernel.entry->tile_q) {
     if (kv_heads <= rows32_.kernel.resident && pays_to_decode(rows32_, shape)) return rows32_;
