@@ -94,10 +94,11 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     return use ? make(*entry, why) : other;
   };
   large_ = make_or(medium_, Size::kLarge, "; 128 rows a CTA: many queries");
-  small_ = make_or(medium_, Size::kSmall, "; small CTAs: few queries");
+  const char* const shared_keys = "; decode: 16 rows a CTA, whose warps share the keys";
+  small_ = make_or(medium_, Size::kSmall,
+                   problem.has_f8_cache() ? shared_keys : "; small CTAs: few queries");
   tiny_ = make_or(small_, Size::kTiny, "; the smallest CTAs: more than one wave");
-  shallow_ = make_or(small_, Size::kShallowPipeline,
-                     "; decode: 16 rows a CTA, whose warps share the keys");
+  shallow_ = make_or(small_, Size::kShallowPipeline, shared_keys);
   deep_ =
       make_or(shallow_, Size::kDeepPipeline,
               "; decode: 16 rows a CTA, whose warps share the keys; a deep pipeline, as CTAs are "
