@@ -22,7 +22,7 @@ def test_exponentials_overlap_pv(kernel: str, least: int) -> None:
 
 
 # Between work tiles code is executed once, and each instruction must be fetched: shorter code of
-# rare tiles made these kernels up to 3 % faster at 1k keys. What is unrolled by accident shows here.
+# rare tiles made these kernels up to 3 % faster at 1k keys. What is unrolled by accident shows.
 @pytest.mark.parametrize("kernel, function, most", [
     ("sm90_fwd_16_64_64_3_128_plain", "fwd_kernel", 7700),
     ("sm90_fwd_16_128_128_3_64_plain", "fwd_kernel", 6200),

@@ -218,8 +218,6 @@ def test_a_block_beyond_shared_memory(device):
 
 def test_a_cache_beside_wide_queries(device):
     """q is rotated and stays wide; without a rotation it is only read."""
-    if device.name != "cpu":
-        pytest.skip("GPU kernels of this version take no cache of E4M3 beside wider queries")
     case = BASE.replace(descale_block=64)
     plan_case = case.replace(dtype_kv="f8", dtype_o="f32", descales="bht")
     data = make_data(case)
