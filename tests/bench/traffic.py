@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import glob
+import os
 import pathlib
 import re
 import shutil
@@ -52,9 +53,10 @@ def measure(device: str, runners: Sequence[str],
                "--print-units", "base", sys.executable, str(pathlib.Path(__file__).resolve()),
                "--device", device, "--runners", *runners,
                "--shapes", *[f"{n},{dim}" for n, dim in shapes]]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              timeout=SECONDS)
+                              env=environment, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"ncu took more than {SECONDS} s") from None
     said = done.stdout + done.stderr
