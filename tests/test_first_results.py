@@ -21,7 +21,7 @@ BUILD = ROOT / "build"
 sys.path.append(str(DOCS))
 from programs import VENV_TORCH  # noqa: E402
 
-# What is printed, by page.
+# The text that each page's program prints.
 RESULTS = {"c": "tokens are those of the float64 reference", "python": "38.0",
            "pytorch": "tensor(38.)", "jax": "38.0", "rust": "o[0, 0, 0, ..4] = [", "julia": "38.0"}
 

@@ -65,7 +65,7 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
   const int32_t at = i + diagonal_offset(rule, len);
   int32_t begin = 0, end = len.kv;
   if ((rule.mask & FLASHATTN_MASK_CAUSAL) && at < end) end = at + 1;
-  // One jump over both where there is neither: GPU kernels that fetch instructions notice.
+  // One test for both: GPU kernels pay for every jump over code that they do not execute.
   if (rule.mask & (FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK)) {
     if (rule.mask & FLASHATTN_MASK_WINDOW) {
       if (rule.window_left >= 0 && rule.window_left < at) begin = at - rule.window_left;

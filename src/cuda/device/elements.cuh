@@ -52,4 +52,12 @@ __device__ __forceinline__ void store_elements(T* to, const float (&x)[kCount]) 
   }
 }
 
+// The one of q, k and v that this CTA works on: those of each follow each other in a grid.
+template <class Operand>
+__device__ __forceinline__ const Operand& operand_of_cta(const Operand (&operands)[3]) {
+  return operands[blockIdx.x >= operands[2].first_cta   ? 2
+                  : blockIdx.x >= operands[1].first_cta ? 1
+                                                        : 0];
+}
+
 }  // namespace flashattn::cuda

@@ -31,7 +31,7 @@ int32_t max_dim_v(const Problem& p) { return std::min(max_dim_qk(p), kMaxDimV); 
 // Rows of K and V are copied 16 bytes at once.
 int32_t dim_step(const Problem& p) { return p.has_f8_cache() ? 16 : 8; }
 
-// What kernels for a cache of E4M3 lack beside the features of heads. NULL: nothing.
+// Names the feature that the kernels for a cache of E4M3 lack. NULL: they lack none.
 const char* missing_beside_cache(const Problem& p) {
   if (!p.has_f8_cache()) return nullptr;
   if (p.has_op(FLASHATTN_OP_BACKWARD)) return "ops has BACKWARD";

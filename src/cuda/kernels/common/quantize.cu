@@ -64,9 +64,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   ptx::griddep_wait();
   const Problem& problem = params.problem;
   const QuantizeArgs& args = params.args;
-  const QuantizeOperand& x = params.operands[blockIdx.x >= params.operands[2].first_cta   ? 2
-                                             : blockIdx.x >= params.operands[1].first_cta ? 1
-                                                                                          : 0];
+  const QuantizeOperand& x = operand_of_cta(params.operands);
   const uint32_t cta = blockIdx.x - x.first_cta, unit = cta >> x.log2_ctas;
   const int32_t ctas = 1 << x.log2_ctas, lanes = 1 << x.log2_lanes;
   const uint32_t rank = cta & (ctas - 1);

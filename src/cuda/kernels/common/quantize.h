@@ -30,7 +30,7 @@ struct QuantizeParams {
 };
 static_assert(sizeof(QuantizeParams) <= 4096, "kernel parameters of any toolkit and driver");
 
-// What a device lets the kernels use.
+// The resources of a device that the kernels may use.
 struct QuantizeLimits {
   int32_t multiprocessors, shared_bytes;
   int32_t max_ctas;  // of a cluster

@@ -89,7 +89,7 @@ struct SlotWalk {
   }
 };
 
-// What becomes of the columns of a thread, in fp32: as on the CPU, bit by bit.
+// Transforms the columns of a thread in fp32. The bits are those of the CPU.
 class Transform {
  public:
   __device__ __forceinline__ Transform(const QuantizeParams& params, const QuantizeOperand& x,

@@ -42,9 +42,7 @@ __device__ __forceinline__ void unpack_bits(uint4 bits, int32_t dtype, float (&x
 // A CTA: some rows of a head. Heads come first, as they lie side by side.
 __global__ void __launch_bounds__(kThreads)
     convert_kernel(const __grid_constant__ ConvertParams params) {
-  const ConvertOperand& x = params.operands[blockIdx.x >= params.operands[2].first_cta   ? 2
-                                            : blockIdx.x >= params.operands[1].first_cta ? 1
-                                                                                         : 0];
+  const ConvertOperand& x = operand_of_cta(params.operands);
   const int32_t cta = static_cast<int32_t>(blockIdx.x - x.first_cta);
   const int32_t tile_of_batch = cta / x.heads, h = cta - tile_of_batch * x.heads;
   const int32_t b = tile_of_batch / x.tiles, tile = tile_of_batch - b * x.tiles;

@@ -300,8 +300,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
 
   // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. Nothing
-  // hides these latencies: the check comes last, as its branch would delay the store. kShort: no
-  // sink, and TMA stores O; this code has no jumps, after each of which instructions must be
+  // hides these latencies: the check comes last, as its branch would delay the store. kShort: there
+  // is no sink, and TMA stores O. That code is contiguous: after each jump instructions must be
   // fetched (D = 64, 1k keys, causal: 2 % faster).
   template <bool kShort>
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
