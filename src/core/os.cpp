@@ -236,14 +236,12 @@ int32_t current_processor() noexcept {
 #endif
 }
 
-void leave_processor(int32_t processor) noexcept {
+void avoid_processor(int32_t processor) noexcept {
 #if defined(__linux__)
   AffinityMask mask{};
-  if (!mask.read(0)) return;
-  AffinityMask others = mask;
-  CPU_CLR_S(processor, sizeof others.words, others.set());
-  others.apply();  // fails if there are none
-  mask.apply();
+  if (processor < 0 || !mask.read(getpid())) return;
+  CPU_CLR_S(processor, sizeof mask.words, mask.set());
+  mask.apply();  // fails if there are none
 #else
   (void)processor;
 #endif

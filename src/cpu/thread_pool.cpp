@@ -158,24 +158,25 @@ class Pool {
 
   // What a thread of the pool runs: joins calls, waits for more.
   [[noreturn]] void serve(int32_t own) {
-    for (bool slept = true; true; slept = wait_for_calls()) {
-      while (take_part(own, slept)) slept = false;
+    int32_t caller_processor = -1;  // of the last call that it joined
+    for (bool slept = true; true; slept = wait_for_calls(caller_processor)) {
+      while (take_part(own, slept, caller_processor)) slept = false;
     }
   }
 
   // Joins one call, if there is an open one.
-  bool take_part(int32_t own, bool slept) {
+  bool take_part(int32_t own, bool slept, int32_t& caller_processor) {
     const uint32_t open = open_.load();
     for (int32_t n = 0; open && n < kMaxCalls; ++n) {
       const int32_t slot = (own + n) % kMaxCalls;  // spread over calls
       if (!(open >> slot & 1u)) continue;
       Call& call = calls_[slot];
-      // If processors share no cache Linux wakes a thread on the processor that woke it, though
-      // others are idle. Once it has moved it is not taken back the next time. It moves before it
-      // joins, because it may have to wait for a processor.
-      const int32_t processor = call.processor.load(std::memory_order_relaxed);
-      if (slept && processor >= 0 && os::current_processor() == processor)
-        os::leave_processor(processor);
+      // It leaves the caller's processor before it joins, because it may have to wait for another.
+      caller_processor = call.processor.load(std::memory_order_relaxed);
+      if (slept && caller_processor >= 0 && os::current_processor() == caller_processor) {
+        os::avoid_processor(caller_processor);
+        os::use_all_processors();
+      }
       uint32_t state = call.state.load();
       while (state & Call::kOpen && Call::vacancies(state) > 0) {
         if (!call.state.compare_exchange_weak(state, state - Call::kVacancy + Call::kMember))
@@ -206,18 +207,24 @@ class Pool {
     }
   }
 
-  // Spins, then sleeps until a call is open. Returns whether the thread slept.
-  bool wait_for_calls() {
+  // Spins, then sleeps until a call is open. Returns whether the thread slept. caller_processor: if
+  // processors share no cache, Linux may wake a thread on the processor that wakes it, where it
+  // waits for milliseconds behind the caller, though others are idle. So it sleeps where it cannot.
+  bool wait_for_calls(int32_t caller_processor) {
     const auto is_open = [&] { return open_.load() != 0; };
     // More spinning threads would take processors from those that work.
     const bool spins = spinning_.fetch_add(1) < max_spinning_;
     const bool found = spins && spin_until(is_open);
     spinning_.fetch_sub(1);
     if (found) return false;
-    const std::lock_guard<os::Mutex> lock(mutex_);
-    sleeping_.fetch_add(1);
-    while (!is_open()) is_open_.wait(mutex_);
-    sleeping_.fetch_sub(1);
+    os::avoid_processor(caller_processor);
+    {
+      const std::lock_guard<os::Mutex> lock(mutex_);
+      sleeping_.fetch_add(1);
+      while (!is_open()) is_open_.wait(mutex_);
+      sleeping_.fetch_sub(1);
+    }
+    os::use_all_processors();
     return true;
   }
 

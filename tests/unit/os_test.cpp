@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -98,12 +99,22 @@ void test_affinity() {
   CHECK(in_child([&] {
     return sched_setaffinity(0, sizeof one, &one) == 0 && flashattn::os::usable_processors() == 1;
   }));
-  CHECK(in_child([&] {
-    flashattn::os::leave_processor(first);
-    cpu_set_t after;
-    CPU_ZERO(&after);
-    return sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&after, &all);
-  }));
+  const auto mask_is = [](const cpu_set_t& expected) {  // of this thread
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_EQUAL(&mask, &expected);
+  };
+  cpu_set_t others = all;
+  if (CPU_COUNT(&all) > 1) CPU_CLR(first, &others);
+  std::thread([&] {  // as the mask of the process is that of its first thread
+    flashattn::os::avoid_processor(first);
+    CHECK(mask_is(others));
+    flashattn::os::avoid_processor(-1);
+    CHECK(mask_is(others));
+    flashattn::os::use_all_processors();
+    CHECK(mask_is(all));
+  })
+      .join();
 }
 
 }  // namespace
