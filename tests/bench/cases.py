@@ -15,7 +15,6 @@ class Case:
 
     op: str = "forward"  # or "backward", "merge"
     dtype: str = "f32"  # f32, f16, bf16; f8: E4M3, o is bf16
-    dtype_kv: str = ""  # f8: a cache of E4M3; "": as dtype
     batch: int = 1
     heads: int = 16
     heads_kv: int = 0  # 0: as heads
@@ -41,8 +40,14 @@ class Case:
     # Nats by which every query that sees it scores the first key above the mean of the others, as
     # in trained models; 0: all keys are alike
     first_token: float = 0.0
+    dtype_kv: str = ""  # f8: a cache of E4M3; "": as dtype
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # a number by position may meet another field
+            kinds = (int, float) if isinstance(field.default, float) else type(field.default)
+            if not isinstance(getattr(self, field.name), kinds):
+                raise ValueError(f"{field.name} = {getattr(self, field.name)!r} has another type "
+                                 f"than {field.default!r}")
         if (self.op == "merge") != (self.parts > 0):
             raise ValueError("parts are what is merged")
         if self.first_token and (self.parts or self.page_size or self.kv_dtype == "f8"):
