@@ -87,17 +87,21 @@ FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j,
   const int32_t off = diagonal_offset(rule, len), own = j - off;  // the query on the diagonal
   int32_t begin = 0, end = len.q;
   if ((rule.mask & FLASHATTN_MASK_CAUSAL) && own > 0) begin = own;
-  if (rule.mask & FLASHATTN_MASK_WINDOW) {
-    if (rule.window_right >= 0 && begin < own && rule.window_right < own - begin) {
-      begin = own - rule.window_right;
+  if (rule.mask & (FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK)) {  // one test, as above
+    if (rule.mask & FLASHATTN_MASK_WINDOW) {
+      if (rule.window_right >= 0 && begin < own && rule.window_right < own - begin) {
+        begin = own - rule.window_right;
+      }
+      if (rule.window_left >= 0 && rule.window_left < end - 1 - own) {
+        end = own + rule.window_left + 1;
+      }
     }
-    if (rule.window_left >= 0 && rule.window_left < end - 1 - own) end = own + rule.window_left + 1;
-  }
-  if (rule.mask & FLASHATTN_MASK_CHUNK) {
-    const int64_t first = static_cast<int64_t>(j / rule.chunk) * rule.chunk - off;
-    if (first > begin) begin = static_cast<int32_t>(first < len.q ? first : len.q);
-    if (first + rule.chunk < end) {
-      end = static_cast<int32_t>(first + rule.chunk > 0 ? first + rule.chunk : 0);
+    if (rule.mask & FLASHATTN_MASK_CHUNK) {
+      const int64_t first = static_cast<int64_t>(j / rule.chunk) * rule.chunk - off;
+      if (first > begin) begin = static_cast<int32_t>(first < len.q ? first : len.q);
+      if (first + rule.chunk < end) {
+        end = static_cast<int32_t>(first + rule.chunk > 0 ? first + rule.chunk : 0);
+      }
     }
   }
   return {begin < len.q ? begin : len.q, end > 0 ? end : 0};

@@ -6,6 +6,7 @@
 
 #include "core/mask_geometry.h"
 #include "cuda/device/fragment.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
@@ -37,6 +38,46 @@ struct IntervalMask {
     const uint32_t shown = static_cast<uint32_t>(count);
     return (offset < shown ? 0xffffu : 0) | (offset + 1 < shown ? 0xffff0000u : 0);
   }
+  // Zeros what it hides of that pair. It needs a register less.
+  __device__ __forceinline__ void zero_hidden(uint32_t& packed, int32_t column) const {
+    const uint32_t offset = static_cast<uint32_t>(column - begin);
+    const uint32_t shown = static_cast<uint32_t>(count);
+    if (offset >= shown) packed &= 0xffff0000u;
+    if (offset + 1 >= shown) packed &= 0x0000ffffu;
+  }
+};
+
+// The same for packed pairs of kColumns columns: two instructions a pair, where comparisons take six,
+// but more registers.
+template <int kColumns>
+class PairMasks {
+ public:
+  // count is not negative.
+  __device__ __forceinline__ PairMasks(int32_t begin, int32_t count) {
+#pragma unroll
+    for (int x = 0; x < kWords; ++x) {
+      const uint32_t shown = ones_from(begin - 32 * x) & ~ones_from(begin + count - 32 * x);
+      even_[x] = shown << 7;
+      odd_[x] = shown << 6;
+    }
+  }
+
+  // For each eighth column.
+  __device__ __forceinline__ void zero_hidden(uint32_t& packed, int32_t column) const {
+    const uint32_t byte = 8 + column / 8 % 4;
+    packed &= ptx::permute_bytes(even_[column / 32], odd_[column / 32],
+                                 byte * 0x11 | (byte + 4) * 0x1100);
+  }
+
+ private:
+  static constexpr int kWords = (kColumns + 31) / 32;
+
+  static __device__ __forceinline__ uint32_t ones_from(int32_t bit) {
+    return __funnelshift_lc(0, ~0u, max(bit, 0));
+  }
+
+  // The sign of a byte: of every eighth column, or of the one behind it.
+  uint32_t even_[kWords], odd_[kWords];
 };
 
 // The columns of a row that a block mask shows: bit 2 n + e of column 8 n + e.

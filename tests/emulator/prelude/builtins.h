@@ -100,6 +100,10 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   }
   return result;
 }
+inline uint32_t __funnelshift_lc(uint32_t low, uint32_t high, uint32_t shift) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  return static_cast<uint32_t>(both << min(shift, 32u) >> 32);
+}
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

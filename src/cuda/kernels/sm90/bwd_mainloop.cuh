@@ -36,26 +36,28 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       if (valid) {
         k_address_ = k_address<Config>(shared_, work_tile()) + consumer_ * 64 * 128;
         this->begin(q_coord, kind, q_state_.count);
+        this->find_visible_queries();
         if (kind != kNoTile) this->zero_k_tail(q_state_, k_address_ - consumer_ * 64 * 128);
       }
       if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile, [] {});
       if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     };
     const auto mainloop = [&] {
-      this->find_visible_queries();
-      while (kind != kNoTile) {
+      while (kind != kNoTile && !(Config::kLargeLseApart && (kind & Base::kLargeLse))) {
         if (Config::kSkipMaskedTiles && (kind & kFullyMasked)) {
           skip_tile(q_coord, kind, prefetched);
         } else if (!Config::kIsRuntime && (kind & kFull)) {
           step<false>(s, q_coord, kind, prefetched);
         } else {
           this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-          if (!Config::kLargeLseApart || !(kind & Base::kLargeLse)) {
-            step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched);
-          } else {
-            step<true, true>(s, q_coord, kind, prefetched);
-          }
+          step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched);
         }
+      }
+      // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that the
+      // usual steps lie side by side: each work tile fetches their instructions anew.
+      while (Config::kLargeLseApart && kind != kNoTile) {
+        this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
+        step<true, true>(s, q_coord, kind, prefetched);
       }
     };
     if constexpr (Config::kPrefetchS) {

@@ -398,18 +398,16 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 
   // Zeros P where a query does not see a key.
   __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
+    constexpr bool kLacksRegisters = Config::kStagePInDs && Config::kIsDropout;
+    using Mask = std::conditional_t<kLacksRegisters, IntervalMask, PairMasks<kMmaN>>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
       // Relative to this lane's first column.
       const int32_t begin = visible.begin - query - lane() % 4 * 2;
-      const uint32_t count = visible.end - visible.begin;
+      const Mask shown{begin, visible.end - visible.begin};
 #pragma unroll
-      for (int n = 0; n < kMmaN / 8; ++n) {
-        const uint32_t offset = static_cast<uint32_t>(n * 8 - begin);
-        if (offset >= count) p[2 * n + half] &= 0xffff0000u;
-        if (offset + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
-      }
+      for (int n = 0; n < kMmaN / 8; ++n) shown.zero_hidden(p[2 * n + half], n * 8);
     }
   }
 

@@ -90,6 +90,17 @@ inline uint32_t sign_mask(uint32_t pair) {
   return (pair & 0x8000u ? 0xffffu : 0) | (pair & 0x80000000u ? 0xffff0000u : 0);
 }
 
+inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int n = 0; n < 4; ++n) {
+    const uint32_t digit = selector >> 4 * n & 15;
+    const uint32_t byte = static_cast<uint32_t>(both >> 8 * (digit & 7)) & 0xff;
+    result |= (digit < 8 ? byte : byte & 0x80 ? 0xff : 0) << 8 * n;
+  }
+  return result;
+}
+
 inline uint32_t movmatrix_trans(uint32_t pair) {
   const emulator::Words* rows = emulator::exchange({{pair}});
   const uint32_t lane = emulator::lane();
