@@ -8,6 +8,7 @@
 #include "cuda/host/sm90_bwd.h"
 #include "cuda/host/sm90_fp8.h"
 #include "cuda/host/sm90_fp8_bwd.h"
+#include "cuda/host/sm90_fp8_cache.h"
 #include "cuda/host/sm90_fwd.h"
 #include "cuda/host/sm90_mla.h"
 #endif
@@ -34,10 +35,11 @@ std::unique_ptr<const Row> make_dense_bias(const Problem& problem, const Device&
 Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
+      {{"sm90"}, sm90::Fp8CacheRow::is_cache, make<ForwardRow, sm90::Fp8CacheRow>},
       {{"sm90"},
        sm90::ForwardKernels::supports_dense_bias,
        make_dense_bias<ForwardRow, sm90::ForwardKernels>},
-      {{"sm90"}, always, make<ForwardRow, sm90::ForwardKernels>},
+      {{"sm90"}, sm90::Fp8CacheRow::is_no_cache, make<ForwardRow, sm90::ForwardKernels>},
       {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
       {{"sm80", "sm90", "sm90_mla"}, always, make<ForwardRow, sm80::ForwardKernels>},

@@ -36,6 +36,15 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
       passed_over = why_not;
     }
   }
+  if (problem.workspace_limit == 0) return;
+  for (size_t n = 0; n + 1 < rows.size();) {
+    if (rows[n]->workspace(maxima_of(problem)) <= problem.workspace_limit) {
+      ++n;
+      continue;
+    }
+    passed_over = std::string(rows[n]->title()) + " need more than workspace_limit";
+    rows.erase(rows.begin() + static_cast<ptrdiff_t>(n));
+  }
 }
 
 template <class Row>
@@ -83,7 +92,9 @@ std::string PlanRows<Row>::why_of_unknown_shape() const {
   return text + "; the shape decides, ask with one";
 }
 
-template struct PlanRows<BackwardRow>;  // which a row of E4M3 has, too
+// Rows of E4M3 have them, too.
+template struct PlanRows<ForwardRow>;
+template struct PlanRows<BackwardRow>;
 
 CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const char* backend,
                            const std::string& passed_over)

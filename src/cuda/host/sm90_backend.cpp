@@ -35,12 +35,6 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity,
                      "the driver has no cuTensorMapEncodeTiled; install 525 or later");
      }},
-    {[](const Problem& p, const Device&) { return p.dtype_kv != p.dtype; },
-     FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "dtype_kv = %s beside dtype = %s has no Hopper kernel",
-                     dtype_name(p.dtype_kv), dtype_name(p.dtype));
-     }},
     {[](const Problem& p, const Device&) { return !cuda::sm90::takes_dims(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
@@ -77,7 +71,9 @@ const Predicate kPredicates[] = {
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "BATCH_INVARIANT keeps one kernel for all lengths");
      }},
-    {[](const Problem& p, const Device&) { return cuda::sm90::has_odd_pages(p); },
+    {[](const Problem& p, const Device&) {
+       return p.dtype_kv == p.dtype && cuda::sm90::has_odd_pages(p);
+     },
      FLASHATTN_REASON_VALUE, "page_size",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "page_size = %d is no multiple of %d", p.page_size, kPageStep);

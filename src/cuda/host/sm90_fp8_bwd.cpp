@@ -77,10 +77,6 @@ int32_t Fp8BackwardRow::launch(const BackwardArgs& args, void* workspace,
       x.descale = descale[n];
       x.dtype_from = dtype_from;
       x.dtype_to = dtype_to;
-      x.is_q = n == 0;
-      x.heads = x.is_q ? problem_.heads_q : problem_.heads_kv;
-      x.dim = n == 2 ? problem_.dim_v : problem_.dim_qk;
-      x.seqlen = x.is_q ? args.shape.seqlen_q : args.shape.seqlen_kv;
     }
     return launch_convert(p, stream);
   };

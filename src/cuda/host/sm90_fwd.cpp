@@ -181,7 +181,7 @@ bool ForwardKernels::supports_dense_bias(const Problem& p, const char** why_not)
   *why_not = "";  // the runtime kernels say why
   const Table<ForwardEntry> table = forward_table();
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
-  return has_dense_bias_alone(p) && p.dtype_o != FLASHATTN_DTYPE_F32 &&
+  return has_dense_bias_alone(p) && p.dtype_kv == p.dtype && p.dtype_o != FLASHATTN_DTYPE_F32 &&
          std::any_of(table.begin(), table.end(),
                      [&](const ForwardEntry* e) { return takes(*e, p, ScoreModKind::kDenseBias); });
 }

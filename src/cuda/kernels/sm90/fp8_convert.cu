@@ -1,5 +1,7 @@
 #include "cuda/kernels/sm90/fp8_convert.h"
 
+#include <algorithm>
+
 #include "core/seqlen_info.h"
 #include "cuda/device/elements.cuh"
 #include "cuda/device/smem_tile.cuh"
@@ -12,6 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a row that a thread has
 constexpr int kRows = 4;    // of a thread, loaded together
+// From here on CTAs convert several tiles: sequences may be much shorter than the shape says.
+constexpr int64_t kManyCtas = 1 << 15;
 
 __device__ __forceinline__ int32_t tile_rows(const ConvertOperand& x) {
   return kThreads * kRows >> x.log2_lanes;
@@ -39,49 +43,88 @@ __device__ __forceinline__ void unpack_bits(uint4 bits, int32_t dtype, float (&x
   }
 }
 
-// A CTA: some rows of a head. Heads come first, as they lie side by side.
-__global__ void __launch_bounds__(kThreads)
+// NaN stays NaN.
+__device__ __forceinline__ float saturate(float x, float largest) {
+  return fabsf(x) > largest ? copysignf(largest, x) : x;
+}
+
+// The rows of a sequence to write, and among them those to read; the others are 0.
+struct RowRanges {
+  Interval written, read;
+};
+
+__device__ __forceinline__ RowRanges row_ranges(const ConvertParams& params, bool is_q,
+                                                Lengths len) {
+  const Interval all{0, is_q ? len.q : len.kv};
+  if (!params.visible_only || is_q) return {all, all};
+  if (len.q == 0) return {};
+  const Interval seen = key_span(params.problem.mask_rule(), {0, len.q}, len).any;
+  if (seen.begin >= seen.end) return {};
+  const int32_t behind = len.kv - seen.end;
+  return {{seen.begin > kMaxTileKv ? seen.begin - kMaxTileKv : 0,
+           behind > kMaxTileKv ? seen.end + kMaxTileKv : len.kv},
+          seen};
+}
+
+// A CTA: every x.ctas-th tile of rows of a head. Heads come first, as they lie side by side.
+__global__ void __launch_bounds__(kThreads, 4)
     convert_kernel(const __grid_constant__ ConvertParams params) {
   const ConvertOperand& x = operand_of_cta(params.operands);
+  const Problem& problem = params.problem;
   const int32_t cta = static_cast<int32_t>(blockIdx.x - x.first_cta);
-  const int32_t tile_of_batch = cta / x.heads, h = cta - tile_of_batch * x.heads;
-  const int32_t b = tile_of_batch / x.tiles, tile = tile_of_batch - b * x.tiles;
-  const SeqlenInfo sequence = seqlen_info(params.problem, params.shape, params.inputs, b);
-  const int32_t length = x.is_q ? sequence.len.q : sequence.len.kv;
+  const int32_t cta_of_batch = cta / x.heads, h = cta - cta_of_batch * x.heads;
+  const int32_t b = cta_of_batch / x.ctas, cta_of_head = cta_of_batch - b * x.ctas;
+  const SeqlenInfo sequence = seqlen_info(problem, params.shape, params.inputs, b);
+  const RowRanges rows = row_ranges(params, x.is_q, sequence.len);
   const int64_t offset = x.is_q ? sequence.offset_q : sequence.offset_kv;
-  const int32_t column = (static_cast<int32_t>(threadIdx.x) & ((1 << x.log2_lanes) - 1)) * kVector;
-  const int32_t step = kThreads >> x.log2_lanes;
-  const int32_t first = tile * tile_rows(x) + (static_cast<int32_t>(threadIdx.x) >> x.log2_lanes);
+  const int32_t thread = threadIdx.x, step = kThreads >> x.log2_lanes;
+  const int32_t column = (thread & ((1 << x.log2_lanes) - 1)) * kVector;
   if (column >= x.dim) return;
   const int32_t size_from = dtype_size(x.dtype_from), size_to = dtype_size(x.dtype_to);
-  uint4 bits[kRows];
+  const bool paged = !x.is_q && problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  const PagedRowView from{
+      {tensor_row(x.from, size_from, paged ? 0 : b, h, paged ? 0 : offset),
+       x.from.stride_seq * size_from},
+      paged ? params.inputs.page_table + b * params.inputs.page_table_stride : nullptr,
+      problem.page_size,
+      x.from.stride_batch * size_from,
+      params.inputs.pages};
+  const int32_t kv_head = x.is_q ? h / problem.q_heads_per_kv_head() : h;
+  const int32_t block = problem.descale_block;
+  // Unsigned: the last sum may be above 2^31.
+  uint32_t first = rows.written.begin + cta_of_head * tile_rows(x) + (thread >> x.log2_lanes);
+  const uint32_t end = rows.written.end;
+#pragma unroll 1
+  for (; first < end; first += x.ctas * tile_rows(x)) {
+    uint4 bits[kRows];
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    const int32_t i = first + n * step;
-    if (i < length) {
-      bits[n] = load_bits(tensor_row(x.from, size_from, b, h, offset + i) + column * size_from,
-                          x.dtype_from);
+    for (int n = 0; n < kRows; ++n) {
+      const int32_t i = static_cast<int32_t>(first + n * step);
+      bits[n] = {};
+      if (i < rows.read.begin || i >= rows.read.end) continue;
+      const char* const row =
+          paged ? from.row(from.pages[i / problem.page_size], i) : from.base + i * from.row_bytes;
+      bits[n] = load_bits(row + column * size_from, x.dtype_from);
     }
-  }
-  const int32_t kv_head = x.is_q ? h / params.problem.q_heads_per_kv_head() : h;
-  const int32_t block = params.problem.descale_block;
 #pragma unroll
-  for (int n = 0; n < kRows; ++n) {
-    const int32_t i = first + n * step;
-    if (i >= length) return;
-    float y[kVector];
-    unpack_bits(bits[n], x.dtype_from, y);
-    if (x.descale.data) {
-      const float descale = *reinterpret_cast<const float*>(
-          tensor_row(x.descale, 4, b, kv_head, block > 0 ? i / block : 0));
+    for (int n = 0; n < kRows; ++n) {
+      const int32_t i = static_cast<int32_t>(first + n * step);
+      if (static_cast<uint32_t>(i) >= end) break;
+      float y[kVector];
+      unpack_bits(bits[n], x.dtype_from, y);
+      if (x.descale.data && i >= rows.read.begin && i < rows.read.end) {
+        const float descale = *reinterpret_cast<const float*>(
+            tensor_row(x.descale, 4, b, kv_head, block > 0 ? i / block : 0));
+        const float largest = x.dtype_to == FLASHATTN_DTYPE_F16 ? 65504.0f : 0x1.fep127f;
 #pragma unroll
-      for (float& each : y) each *= descale;
-    }
-    char* const to = tensor_row(x.to, size_to, b, h, offset + i) + column * size_to;
-    switch (x.dtype_to) {
-      case FLASHATTN_DTYPE_F16: store_elements(reinterpret_cast<__half*>(to), y); break;
-      case FLASHATTN_DTYPE_BF16: store_elements(reinterpret_cast<__nv_bfloat16*>(to), y); break;
-      default: store_elements(reinterpret_cast<float*>(to), y);
+        for (float& each : y) each = saturate(each * descale, largest);
+      }
+      char* const to = tensor_row(x.to, size_to, b, h, offset + i) + column * size_to;
+      switch (x.dtype_to) {
+        case FLASHATTN_DTYPE_F16: store_elements(reinterpret_cast<__half*>(to), y); break;
+        case FLASHATTN_DTYPE_BF16: store_elements(reinterpret_cast<__nv_bfloat16*>(to), y); break;
+        default: store_elements(reinterpret_cast<float*>(to), y);
+      }
     }
   }
 }
@@ -91,13 +134,25 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t preload_convert() { return preload(&convert_kernel); }
 
 cudaError_t launch_convert(ConvertParams params, cudaStream_t stream) {
-  int64_t ctas = 0;
-  for (ConvertOperand& x : params.operands) {
+  const Problem& problem = params.problem;
+  const Shape& shape = params.shape;
+  int64_t tiles[3], all = 0, ctas = 0;
+  for (int n = 0; n < 3; ++n) {
+    ConvertOperand& x = params.operands[n];
+    x.is_q = n == 0;
+    x.heads = x.is_q ? problem.heads_q : problem.heads_kv;
+    x.dim = n == 2 ? problem.dim_v : problem.dim_qk;
     x.log2_lanes = 0;
     while (kVector << x.log2_lanes < x.dim) ++x.log2_lanes;
-    x.tiles = static_cast<int32_t>(ceil_div(x.seqlen, kThreads * kRows >> x.log2_lanes));
+    const int32_t rows = x.is_q ? shape.seqlen_q : shape.seqlen_kv;
+    tiles[n] = x.from.data ? ceil_div(rows, kThreads * kRows >> x.log2_lanes) : 0;
+    all += tiles[n] * x.heads * shape.batch;
+  }
+  for (int n = 0; n < 3; ++n) {
+    ConvertOperand& x = params.operands[n];
+    x.ctas = static_cast<int32_t>(ceil_div(tiles[n], std::max<int64_t>(ceil_div(all, kManyCtas), 1)));
     x.first_cta = ctas;
-    ctas += int64_t{x.tiles} * x.heads * params.shape.batch;
+    ctas += int64_t{x.ctas} * x.heads * shape.batch;
   }
   if (ctas == 0) return cudaSuccess;
   if (ctas > INT32_MAX) return cudaErrorInvalidConfiguration;

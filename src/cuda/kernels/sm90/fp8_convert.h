@@ -1,5 +1,5 @@
-// Converts rows of q, k and v, or of their gradients, between types: around the 16-bit backward
-// kernels where q, k and v are E4M3.
+// Converts rows of q, k and v, or of their gradients, between types, for 16-bit kernels where they
+// are E4M3.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,22 +11,29 @@ namespace flashattn::cuda::sm90 {
 
 // One array. E4M3, F16 or BF16 becomes F16, BF16 or F32.
 struct ConvertOperand {
-  flashattn_tensor from, to, descale;  // descale: data NULL: 1
+  flashattn_tensor from, to, descale;  // from: data NULL: left out. descale: data NULL: 1
   int32_t dtype_from, dtype_to;
-  bool is_q;  // has the rows and heads of q
-  int32_t heads, dim, seqlen;
   // Filled by launch_convert().
-  int32_t log2_lanes, tiles;
-  int64_t first_cta;
+  bool is_q = false;  // has the rows and heads of q
+  int32_t heads = 0, dim = 0, log2_lanes = 0;
+  int32_t ctas = 0;  // of a head of a sequence
+  int64_t first_cta = 0;
 };
 
+// The problem gives layout, page_size, mask, heads, dims and descale_block. With PAGED_KV k and v
+// come from pages; they are written as (batch, seqlen_kv, heads_kv, dim).
 struct ConvertParams {
-  Problem problem;  // its lengths, heads_kv and descale_block are used
+  Problem problem;
   Shape shape;
-  Inputs inputs;  // lengths
-  ConvertOperand operands[3];
+  Inputs inputs;  // lengths and page table
+  // Whether only keys that some query sees are read. Up to kMaxTileKv others on either side become
+  // 0, as they may share a tile with those.
+  bool visible_only;
+  ConvertOperand operands[3];  // q, k, v
 };
 static_assert(sizeof(ConvertParams) <= 4096, "kernel parameters of any toolkit and driver");
+
+constexpr int32_t kMaxTileKv = 256;  // keys that any 16-bit kernel loads at once
 
 cudaError_t preload_convert();
 // Vectors of 8 elements must be aligned in all arrays. One launch; rows past a sequence's length

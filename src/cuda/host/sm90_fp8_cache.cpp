@@ -1,0 +1,114 @@
+// Hopper forward row for a cache of E4M3: copies of K and V in 16 bits, then the row that computes
+// with those.
+#include "cuda/host/sm90_fp8_cache.h"
+
+#include <algorithm>
+
+#include "core/arrays.h"
+#include "core/select.h"
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/sm90/fp8_convert.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+// The copies lie as (batch, seqlen_kv, heads_kv, dim) also where the cache is paged.
+Problem with_copies(const Problem& problem) {
+  Problem p = problem;
+  p.dtype_kv = p.dtype;
+  p.descale_block = p.page_size = 0;
+  p.layout &= ~static_cast<uint32_t>(FLASHATTN_LAYOUT_PAGED_KV);
+  return p;
+}
+
+}  // namespace
+
+bool Fp8CacheRow::is_cache(const Problem& problem, const char** why_not) {
+  *why_not = "";  // nothing is passed over
+  return problem.dtype_kv != problem.dtype;
+}
+
+bool Fp8CacheRow::is_no_cache(const Problem& problem, const char** why_not) {
+  return !is_cache(problem, why_not);
+}
+
+Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
+    : problem_(problem),
+      in_16_bits_(with_copies(problem)),
+      forced_(forced_backend() != nullptr) {
+  throw_on(preload_convert(), "cudaFuncGetAttributes");
+  rows_.make(forward_registry(), "sm90", "", in_16_bits_, device);
+}
+
+bool Fp8CacheRow::pays(int64_t queries) const {
+  // Converting a key takes as long as the E4M3 kernels take for some 50 to 80 rows of its KV head.
+  // 16-bit kernels need a third to a fifth of their time for many queries of a head, and as long
+  // for few.
+  constexpr int64_t kHopperQueries = 65, kHopperRows = 128, kRows = 256;
+  const int64_t rows = queries * problem_.q_heads_per_kv_head();
+  return rows >= (queries >= kHopperQueries ? kHopperRows : kRows);
+}
+
+bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {
+  if (forced_ || pays(shape.seqlen_q)) return true;
+  *why_not = "copies of K and V in 16 bits do not pay for few queries";
+  return false;
+}
+
+RowCost Fp8CacheRow::cost(const Shape& shape) const {
+  const bool packed = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0;
+  if (packed && !pays(shape.total_q / shape.batch)) {
+    return {2.0, "copies of K and V in 16 bits do not pay for few queries a sequence"};
+  }
+  return {0.5, nullptr};
+}
+
+Fp8CacheRow::Copies Fp8CacheRow::copies(const Shape& shape, void* base) const {
+  WorkspaceAllocator memory(base);
+  const Rows rows = key_rows(in_16_bits_, shape, 0);
+  const auto take = [&](int32_t dim) {
+    void* const data = memory.take<uint16_t>(rows.batch * rows.tokens * problem_.heads_kv * dim);
+    return resolve_strides({data, -1, -1, -1}, rows, problem_.heads_kv, dim);
+  };
+  Copies made{};
+  made.k = take(problem_.dim_qk);
+  made.v = take(problem_.dim_v);
+  made.bytes = memory.unaligned_bytes();
+  return made;
+}
+
+int64_t Fp8CacheRow::workspace(const Shape& shape) const {
+  const char* why_not;
+  return supports(shape, &why_not) ? copies(shape, nullptr).bytes + rows_.workspace(shape) : 0;
+}
+
+std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties* properties) const {
+  return " on copies of K and V in " + std::string(dtype_label(problem_.dtype)) +
+         " in the workspace: " + rows_.why(shape, properties);
+}
+
+int32_t Fp8CacheRow::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {
+  const Copies made = copies(args.shape, workspace);
+  const Inputs& in = args.inputs;
+  ConvertParams p{};
+  p.problem = problem_;
+  p.shape = args.shape;
+  p.inputs = in;
+  p.visible_only = true;
+  p.operands[1] = {in.k, made.k, in.descale_k, problem_.dtype_kv, problem_.dtype};
+  p.operands[2] = {in.v, made.v, in.descale_v, problem_.dtype_kv, problem_.dtype};
+  if (const int32_t status =
+          status_of(launch_convert(p, stream), "launching the conversion of K and V")) {
+    return status;
+  }
+  ForwardArgs inner = args;
+  inner.inputs.k = made.k;
+  inner.inputs.v = made.v;
+  inner.inputs.descale_k = inner.inputs.descale_v = {};
+  inner.inputs.page_table = nullptr;
+  inner.inputs.page_table_stride = inner.inputs.pages = 0;
+  char* const rest = static_cast<char*>(workspace) + made.bytes;
+  return rows_.choose(args.shape, &inner).launch(inner, rest, stream);
+}
+
+}  // namespace flashattn::cuda::sm90
