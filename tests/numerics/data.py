@@ -4,7 +4,7 @@ from typing import Dict, List, Optional
 
 import numpy as np
 
-from .dtypes import round_to
+from .dtypes import round_finite, round_to
 
 
 @dataclasses.dataclass
@@ -39,6 +39,15 @@ class Data:
         if name == "q" and of_rows.shape[1] > 1:
             of_rows = np.repeat(of_rows, case.group, 1)
         return x.astype(np.float64) * of_rows[:, :, None]
+
+
+def with_copies(case, data):
+    """A case with a cache of E4M3, and its numbers, as kernels see them that compute with copies of
+    K and V in the type of q."""
+    wide = {name: [round_finite(data.meant(case, name, b).astype(np.float32), case.dtype)
+                   for b in range(case.batch)] for name in "kv"}
+    return (case.replace(dtype_kv=case.dtype, descales=None, descale_block=0),
+            dataclasses.replace(data, descales={}, **wide))
 
 
 def kept(dims, case, letters="bhr"):

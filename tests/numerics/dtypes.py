@@ -15,6 +15,12 @@ EPSILON = {"f32": 2.0 ** -23, "f16": 2.0 ** -10, "bf16": 2.0 ** -7, "f8": 2.0 **
 LARGEST_F8 = 448.0
 
 
+def round_finite(x, dtype):
+    """round_to(), but the largest number of dtype beyond it."""
+    most = np.float32(ml_dtypes.finfo(NUMPY[dtype]).max)
+    return round_to(np.clip(x, -most, most), dtype)
+
+
 def round_to(x, dtype):
     """The values of x rounded to dtype, as float32."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -22,6 +22,8 @@ class Result:
     dbias: Any = None
     dsink: Any = None
     amax_o: Any = None  # (batch|1, heads|1)
+    # Whether the kernels computed with copies of K and V: see data.with_copies(). No field.
+    copied = False
 
     def bits(self, *names):
         """The named results as bytes, for bitwise comparison."""
@@ -331,6 +333,9 @@ class Call:
         out = self.execute(capi.FORWARD, fields, names)
         case = self.case
         result = Result(self.take("o", out["o"]))
+        if case.dtype_kv != case.dtype:
+            info = self.plan.info(capi.FORWARD, self.sizes)
+            result.copied = "on copies of K and V" in capi.ffi.string(info.why).decode()
         if self.data.scale_o is not None:
             scale = self.data.scale_o[:, None, :, None]
             result.o = [o / scale[b if len(scale) > 1 else 0] for b, o in enumerate(result.o)]

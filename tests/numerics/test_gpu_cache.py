@@ -1,5 +1,5 @@
 """A cache of E4M3 beside queries of 16 bits on a GPU: the error is that of the same formula in the
-queries' type, whatever the descales."""
+queries' type. On Hopper kernels, which FLASHATTN_BACKEND = sm90 asks for, from copies of K and V."""
 import os
 
 import numpy as np
@@ -11,6 +11,7 @@ from .data import make_data
 from .dtypes import NUMPY
 from .harness import Call, run
 from .repro import verify
+from .test_gpu_calls import in_a_process
 from .test_hostile import HostileCall
 from .tolerance import check
 
@@ -48,22 +49,101 @@ CASES += [BASE.replace(batch=1, seqlen_kv=4200, lens_kv=None),  # the deep pipel
           BASE.replace(seqlen_kv=4100, lens_kv=[4100, 300], dtype="f16", splits=2, **BLOCKS)]
 
 
+# What the copies leave out: keys that no query sees, here and in MANY.
+HIDDEN = [
+    dict(seqlen_q=130, causal=True, top_left=True), dict(cu_q=[70, 9], window=(300, 0), **BLOCKS),
+    dict(cu_q=[70, 9], cu_kv=[900, 300], lens_kv=[890, 299], window=(60, 0), dtype="f16"),
+    dict(seqlen_q=40, chunk=100, page_size=48, lens_kv=[870, 40]),
+    dict(seqlen_q=70, starts_kv=[300, 40], lens_kv=None, window=(90, 0), descales="bht",
+         descale_block=1)]
+COPIED = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change) for n, change in enumerate(HIDDEN)]
+COPIES_ALONE = os.environ.get("FLASHATTN_BACKEND") == "sm90"
+if COPIES_ALONE:
+    CASES = CASES[::2] + CASES[1:len(FEW):4] + COPIED
+portable = pytest.mark.skipif(COPIES_ALONE, reason="copies have the range of the type of q")
+
+
 @pytest.fixture(autouse=True)
-def _only_portable_kernels(device):
-    if device.name == "cpu" or os.environ.get("FLASHATTN_BACKEND", "sm80") != "sm80":
-        pytest.skip("the kernels are portable ones; the CPU's: test_eightbit.py")
+def _only_gpus(device):
+    if device.name == "cpu":
+        pytest.skip("the CPU's: test_eightbit.py")
+
+
+def description(case, device, **fields):
+    """The name of a case's kernel, and why it is that one."""
+    plan = capi.Plan(dict(capi.descriptor(case, device), **fields))
+    info = plan.info(capi.FORWARD, capi.sizes_of(case))
+    return tuple(capi.ffi.string(text).decode() for text in (info.kernel, info.why))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_features(device, case):
-    plan = capi.Plan(capi.descriptor(case, device))
-    info = plan.info(capi.FORWARD, capi.sizes_of(case))
-    name, why = (capi.ffi.string(text).decode() for text in (info.kernel, info.why))
-    assert "_f8_" in name and "_decode" in name and "E4M3 converted to fp16" in why
-    assert name.endswith("_q16_kv256_decode") or case.seqlen_kv < 4096 or case.dim_qk != 128
+    name, why = description(case, device)
+    if f"copies of K and V in {case.dtype}" in why:
+        assert f"_{case.dtype}_" in name
+    else:
+        assert "_f8_" in name and "_decode" in name and "E4M3 converted to fp16" in why
+        assert name.endswith("_q16_kv256_decode") or case.seqlen_kv < 4096 or case.dim_qk != 128
+        assert not COPIES_ALONE or case.dtype_o not in (case.dtype, "f32")
     verify(case, device)
 
 
+CHOICES = """
+from tests.numerics.device import CudaDevice
+from tests.numerics.test_gpu_cache import choices
+print(choices(CudaDevice))
+"""
+
+
+def choices(device):
+    """Whether 1, 16 and 2048 queries run on copies, without and with a limit of the workspace."""
+    found, keys = [], 1 << 16
+    copies = BASE.batch * keys * BASE.dim_qk * 2 * 2  # bytes
+    maxima = dict(max_batch=BASE.batch, max_seqlen_q=2048, max_seqlen_kv=keys,
+                  workspace_limit=copies)
+    for queries in (1, 16, 2048):
+        case = BASE.replace(seqlen_q=queries, seqlen_kv=keys, causal=True)
+        for fields in ({}, maxima):
+            plan = capi.Plan(dict(capi.descriptor(case, device), **fields))
+            info = plan.info(capi.FORWARD, capi.sizes_of(case))
+            why = capi.ffi.string(info.why).decode()
+            said = ("on copies of K and V in", "need more than workspace_limit", "few queries")
+            assert (info.workspace > copies) == (said[0] in why)
+            found += [text for text in said if text in why]
+    return " | ".join(found)
+
+
+def test_copies_are_for_many_queries(device):
+    if capi.device_properties(device.kind).compute_capability != 90:
+        pytest.skip("copies are for Hopper kernels")
+    said = in_a_process(CHOICES, FLASHATTN_BACKEND=None)
+    few, limit, copies = "few queries", "need more than workspace_limit", "on copies of K and V in"
+    assert said.strip().split(" | ") == [few, limit, few, limit, copies, limit]
+
+
+@pytest.mark.skipif(not COPIES_ALONE, reason="others have kernels of their own")
+@pytest.mark.parametrize("change", [dict(), dict(dtype="f16", page_size=16), dict(window=(99, 0))])
+def test_bits_are_those_of_16_bits(device, change):
+    """Without descales K and V are the same numbers, whatever their type."""
+    case = BASE.replace(seqlen_q=140, causal=True, descales=None, **change)
+    data = make_data(case)
+    wide = run(case.replace(dtype_kv=case.dtype), device, data)
+    assert run(case, device, data).bits() == wide.bits()
+
+
+@pytest.mark.skipif(not COPIES_ALONE, reason="others have the range of fp32")
+def test_numbers_beyond_the_range(device):
+    """Copies hold the largest number of their type where one is beyond."""
+    case = BASE.replace(batch=1, seqlen_q=1, seqlen_kv=1, lens_kv=None, heads_q=1, dtype="f16",
+                        dtype_o="f32")
+    data = make_data(case)
+    data.descales["v"][...] = 1e6
+    data.v[0][0, 0, :4] = 448, -448, 0.0625, np.nan
+    np.testing.assert_array_equal(run(case, device, data).o[0][0, 0, :4],
+                                  [65504, -65504, 62496, np.nan])
+
+
+@portable
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_each_code(device, dim, dtype):
@@ -85,7 +165,7 @@ def test_each_code(device, dim, dtype):
         assert result.lse[b] == pytest.approx(score, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("f16", marks=portable)])
 @pytest.mark.parametrize("block", [16, 3])
 def test_descales_far_apart(device, dtype, block):
     """Descales of values grow and fall by powers of two; those of keys make them 0 or large; a
@@ -120,7 +200,7 @@ def test_queries_of_any_size(device, size):
 
 def test_hostile(device):
     case = BASE.replace(batch=3, seqlen_q=2, seqlen_kv=700, lens_kv=[700, 9, 400], page_size=16,
-                        splits=3, **BLOCKS)
+                        splits=0 if COPIES_ALONE else 3, **BLOCKS)
     rng = np.random.default_rng(7)
     plan = capi.Plan(capi.descriptor(case, device))
     plain = run(case, device, plan=plan)
@@ -131,6 +211,7 @@ def test_hostile(device):
     assert run(case, device, plan=plan).bits() == plain.bits()
 
 
+@pytest.mark.skipif(COPIES_ALONE, reason="the portable kernels say what is refused")
 @pytest.mark.parametrize("changes, field", [
     (dict(dtype="f32"), "dtype_kv"), (dict(backward=True), "dtype_kv"),
     (dict(blocks=(64, 64)), "dtype_kv"), (dict(dropout=0.5), "dtype_kv"),

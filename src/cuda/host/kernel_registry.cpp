@@ -24,6 +24,11 @@ std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
 }
 
 #if FLASHATTN_CUDA_SM90
+bool has_one_type(const Problem& problem, const char** why_not) {
+  *why_not = "";  // the rows for a cache of E4M3 say why
+  return problem.dtype_kv == problem.dtype;
+}
+
 template <class Row, class Made>
 std::unique_ptr<const Row> make_dense_bias(const Problem& problem, const Device& device) {
   return std::unique_ptr<const Row>(new Made(problem, device, sm90::ScoreModKind::kDenseBias));
@@ -35,11 +40,11 @@ std::unique_ptr<const Row> make_dense_bias(const Problem& problem, const Device&
 Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
-      {{"sm90"}, sm90::Fp8CacheRow::is_cache, make<ForwardRow, sm90::Fp8CacheRow>},
+      {{"sm90"}, sm90::Fp8CacheRow::supports_problem, make<ForwardRow, sm90::Fp8CacheRow>},
       {{"sm90"},
        sm90::ForwardKernels::supports_dense_bias,
        make_dense_bias<ForwardRow, sm90::ForwardKernels>},
-      {{"sm90"}, sm90::Fp8CacheRow::is_no_cache, make<ForwardRow, sm90::ForwardKernels>},
+      {{"sm90"}, has_one_type, make<ForwardRow, sm90::ForwardKernels>},
       {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
       {{"sm80", "sm90", "sm90_mla"}, always, make<ForwardRow, sm80::ForwardKernels>},

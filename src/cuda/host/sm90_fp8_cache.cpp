@@ -23,13 +23,11 @@ Problem with_copies(const Problem& problem) {
 
 }  // namespace
 
-bool Fp8CacheRow::is_cache(const Problem& problem, const char** why_not) {
-  *why_not = "";  // nothing is passed over
-  return problem.dtype_kv != problem.dtype;
-}
-
-bool Fp8CacheRow::is_no_cache(const Problem& problem, const char** why_not) {
-  return !is_cache(problem, why_not);
+bool Fp8CacheRow::supports_problem(const Problem& problem, const char** why_not) {
+  const bool is_cache = problem.dtype_kv != problem.dtype;
+  *why_not = is_cache ? "o has the other type of 16 bits than q" : "";
+  return is_cache &&
+         (problem.dtype_o == problem.dtype || problem.dtype_o == FLASHATTN_DTYPE_F32);
 }
 
 Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)

@@ -12,9 +12,8 @@ class Fp8CacheRow final : public ForwardRow {
  public:
   Fp8CacheRow(const Problem& problem, const Device& device);
 
-  // See Registration::supports: whether K and V are such a cache, and whether they are not.
-  static bool is_cache(const Problem& problem, const char** why_not);
-  static bool is_no_cache(const Problem& problem, const char** why_not);
+  // See Registration::supports.
+  static bool supports_problem(const Problem& problem, const char** why_not);
 
   const char* title() const override { return "16-bit kernels"; }
   bool supports(const Shape& shape, const char** why_not) const override;

@@ -1644,7 +1644,9 @@ extern "C" {
     ///
     /// (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32. Results do not depend on the
     /// magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
-    /// row that sees one key only is that key's value.
+    /// row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
+    /// are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
+    /// beyond its range become its largest.
     ///
     /// ```text
     ///   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
