@@ -39,12 +39,11 @@ Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
 }
 
 bool Fp8CacheRow::pays(int64_t queries) const {
-  // Converting a key takes as long as the E4M3 kernels take for some 50 to 80 rows of its KV head.
-  // 16-bit kernels need a third to a fifth of their time for many queries of a head, and as long
-  // for few.
-  constexpr int64_t kHopperQueries = 65, kHopperRows = 128, kRows = 256;
-  const int64_t rows = queries * problem_.q_heads_per_kv_head();
-  return rows >= (queries >= kHopperQueries ? kHopperRows : kRows);
+  // Measured on an H200: converting a key takes as long as the E4M3 kernels take for some 60 rows
+  // of its KV head; a Hopper tile of 64 queries of a head as long as they take for 16.
+  constexpr int64_t kConversionRows = 60, kTileQ = 64, kTileRows = 16;
+  const int64_t group = problem_.q_heads_per_kv_head();
+  return queries * group > kConversionRows + ceil_div(queries, kTileQ) * group * kTileRows;
 }
 
 bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {

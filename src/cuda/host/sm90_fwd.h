@@ -33,6 +33,9 @@ class ForwardKernels final : public ForwardRow {
     std::string name;
   };
 
+  // Whether a tile for each query head is faster than tiles of the portable kernels, which pack the
+  // few queries of all heads of a KV head, and their many keys are not to be split.
+  bool beats_packed_heads(const Shape& shape) const;
   // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
 

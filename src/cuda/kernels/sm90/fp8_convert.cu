@@ -14,38 +14,56 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a row that a thread has
 constexpr int kRows = 4;    // of a thread, loaded together
-// From here on CTAs convert several tiles: sequences may be much shorter than the shape says.
-constexpr int64_t kManyCtas = 1 << 15;
+// From here on CTAs convert several tiles: they start slowly, and sequences may be much shorter than
+// the shape says.
+constexpr int64_t kManyCtas = 1 << 12;
 
 __device__ __forceinline__ int32_t tile_rows(const ConvertOperand& x) {
   return kThreads * kRows >> x.log2_lanes;
 }
 
-// The bits of 8 elements.
-__device__ __forceinline__ uint4 load_bits(const char* from, int32_t dtype) {
-  if (dtype != FLASHATTN_DTYPE_F8E4M3) return *reinterpret_cast<const uint4*>(from);
+// Eight elements as they lie in memory. kFrom: F8E4M3, or 0: F16 or BF16.
+template <int32_t kFrom>
+__device__ __forceinline__ uint4 load_bits(const char* from) {
+  if constexpr (kFrom == 0) return *reinterpret_cast<const uint4*>(from);
   const uint2 words = *reinterpret_cast<const uint2*>(from);
   return {words.x, words.y, 0, 0};
 }
 
+template <int32_t kFrom>
 __device__ __forceinline__ void unpack_bits(uint4 bits, int32_t dtype, float (&x)[kVector]) {
   uint32_t pairs[] = {bits.x, bits.y, bits.z, bits.w};
-  if (dtype == FLASHATTN_DTYPE_F8E4M3) {
+  if constexpr (kFrom != 0) {
     const uint32_t words[] = {bits.x, bits.y};
 #pragma unroll
     for (int n = 0; n < 4; ++n) pairs[n] = ptx::unpack_e4m3(words[n / 2] >> n % 2 * 16);
   }
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const float2 two = dtype == FLASHATTN_DTYPE_BF16 ? ptx::unpack<__nv_bfloat16>(pairs[n])
-                                                     : ptx::unpack<__half>(pairs[n]);
+    const float2 two = kFrom == 0 && dtype == FLASHATTN_DTYPE_BF16
+                           ? ptx::unpack<__nv_bfloat16>(pairs[n])
+                           : ptx::unpack<__half>(pairs[n]);
     x[2 * n] = two.x, x[2 * n + 1] = two.y;
   }
 }
 
-// NaN stays NaN.
-__device__ __forceinline__ float saturate(float x, float largest) {
-  return fabsf(x) > largest ? copysignf(largest, x) : x;
+// Multiplies elements of E4M3. Beyond the largest number of dtype they become that.
+__device__ __forceinline__ void descale(float (&x)[kVector], float by, int32_t dtype) {
+  const float most = dtype == FLASHATTN_DTYPE_F16 ? 65504.0f : 0x1.fep127f;
+#pragma unroll
+  for (float& each : x) each *= by;
+  if (by <= most / ptx::kMaxE4m3) return;
+#pragma unroll
+  for (float& each : x) each = fabsf(each) > most ? copysignf(most, each) : each;
+}
+
+template <int32_t kTo>
+__device__ __forceinline__ void store(char* to, int32_t dtype, const float (&x)[kVector]) {
+  switch (kTo == 0 ? dtype : kTo) {
+    case FLASHATTN_DTYPE_F16: return store_elements(reinterpret_cast<__half*>(to), x);
+    case FLASHATTN_DTYPE_BF16: return store_elements(reinterpret_cast<__nv_bfloat16*>(to), x);
+    default: store_elements(reinterpret_cast<float*>(to), x);
+  }
 }
 
 // The rows of a sequence to write, and among them those to read; the others are 0.
@@ -66,7 +84,9 @@ __device__ __forceinline__ RowRanges row_ranges(const ConvertParams& params, boo
           seen};
 }
 
-// A CTA: every x.ctas-th tile of rows of a head. Heads come first, as they lie side by side.
+// A CTA: every x.ctas-th tile of rows of a head. Heads come first, as they lie side by side. kFrom
+// and kTo: types, 0: those of the operand.
+template <int32_t kFrom, int32_t kTo>
 __global__ void __launch_bounds__(kThreads, 4)
     convert_kernel(const __grid_constant__ ConvertParams params) {
   const ConvertOperand& x = operand_of_cta(params.operands);
@@ -83,55 +103,71 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int32_t size_from = dtype_size(x.dtype_from), size_to = dtype_size(x.dtype_to);
   const bool paged = !x.is_q && problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   const PagedRowView from{
-      {tensor_row(x.from, size_from, paged ? 0 : b, h, paged ? 0 : offset),
+      {tensor_row(x.from, size_from, paged ? 0 : b, h, paged ? 0 : offset) + column * size_from,
        x.from.stride_seq * size_from},
       paged ? params.inputs.page_table + b * params.inputs.page_table_stride : nullptr,
       problem.page_size,
       x.from.stride_batch * size_from,
       params.inputs.pages};
-  const int32_t kv_head = x.is_q ? h / problem.q_heads_per_kv_head() : h;
+  char* const to = tensor_row(x.to, size_to, b, h, offset) + column * size_to;
+  const int64_t to_row_bytes = x.to.stride_seq * size_to;
   const int32_t block = problem.descale_block;
+  const char* const descales =
+      x.descale.data
+          ? tensor_row(x.descale, 4, b, x.is_q ? h / problem.q_heads_per_kv_head() : h, 0)
+          : nullptr;
+  const auto descale_of = [&](int32_t n) {
+    return *reinterpret_cast<const float*>(descales + n * x.descale.stride_seq * 4);
+  };
+  const uint32_t page_size = problem.page_size;
+  const bool has_blocks = descales && block > 0;
+  const float single = descales && block == 0 && rows.read.end > 0 ? descale_of(0) : 1.0f;
   // Unsigned: the last sum may be above 2^31.
   uint32_t first = rows.written.begin + cta_of_head * tile_rows(x) + (thread >> x.log2_lanes);
-  const uint32_t end = rows.written.end;
+  const uint32_t end = rows.written.end, count = rows.read.end - rows.read.begin;
 #pragma unroll 1
   for (; first < end; first += x.ctas * tile_rows(x)) {
+    int32_t pages[kRows];
+    if (paged) {
+#pragma unroll
+      for (int n = 0; n < kRows; ++n) {
+        const uint32_t i = first + n * step;
+        pages[n] = i - rows.read.begin < count ? from.pages[i / page_size] : 0;
+      }
+    }
     uint4 bits[kRows];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      const int32_t i = static_cast<int32_t>(first + n * step);
+      const uint32_t i = first + n * step;
       bits[n] = {};
-      if (i < rows.read.begin || i >= rows.read.end) continue;
-      const char* const row =
-          paged ? from.row(from.pages[i / problem.page_size], i) : from.base + i * from.row_bytes;
-      bits[n] = load_bits(row + column * size_from, x.dtype_from);
+      if (i - rows.read.begin >= count) continue;
+      bits[n] = load_bits<kFrom>(paged ? from.row(pages[n], static_cast<int32_t>(i))
+                                       : from.base + i * from.row_bytes);
     }
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      const int32_t i = static_cast<int32_t>(first + n * step);
-      if (static_cast<uint32_t>(i) >= end) break;
+      const uint32_t i = first + n * step;
+      if (i >= end) break;
       float y[kVector];
-      unpack_bits(bits[n], x.dtype_from, y);
-      if (x.descale.data && i >= rows.read.begin && i < rows.read.end) {
-        const float descale = *reinterpret_cast<const float*>(
-            tensor_row(x.descale, 4, b, kv_head, block > 0 ? i / block : 0));
-        const float largest = x.dtype_to == FLASHATTN_DTYPE_F16 ? 65504.0f : 0x1.fep127f;
-#pragma unroll
-        for (float& each : y) each = saturate(each * descale, largest);
+      unpack_bits<kFrom>(bits[n], x.dtype_from, y);
+      if constexpr (kFrom != 0) {
+        float by = single;
+        if (has_blocks && i - rows.read.begin < count) by = descale_of(static_cast<int32_t>(i) / block);
+        descale(y, by, kTo);
       }
-      char* const to = tensor_row(x.to, size_to, b, h, offset + i) + column * size_to;
-      switch (x.dtype_to) {
-        case FLASHATTN_DTYPE_F16: store_elements(reinterpret_cast<__half*>(to), y); break;
-        case FLASHATTN_DTYPE_BF16: store_elements(reinterpret_cast<__nv_bfloat16*>(to), y); break;
-        default: store_elements(reinterpret_cast<float*>(to), y);
-      }
+      store<kTo>(to + i * to_row_bytes, x.dtype_to, y);
     }
   }
 }
 
+constexpr int32_t kF8 = FLASHATTN_DTYPE_F8E4M3;
+constexpr int32_t kF16 = FLASHATTN_DTYPE_F16, kBf16 = FLASHATTN_DTYPE_BF16;
+
 }  // namespace
 
-cudaError_t preload_convert() { return preload(&convert_kernel); }
+cudaError_t preload_convert() {
+  return preload(&convert_kernel<kF8, kF16>, &convert_kernel<kF8, kBf16>, &convert_kernel<0, 0>);
+}
 
 cudaError_t launch_convert(ConvertParams params, cudaStream_t stream) {
   const Problem& problem = params.problem;
@@ -156,8 +192,11 @@ cudaError_t launch_convert(ConvertParams params, cudaStream_t stream) {
   }
   if (ctas == 0) return cudaSuccess;
   if (ctas > INT32_MAX) return cudaErrorInvalidConfiguration;
-  return launch_kernel(&convert_kernel, dim3(static_cast<unsigned>(ctas)), kThreads, 0, params,
-                       stream);
+  const ConvertOperand& x = params.operands[1];
+  const auto kernel = x.dtype_from != kF8   ? &convert_kernel<0, 0>
+                      : x.dtype_to == kF16 ? &convert_kernel<kF8, kF16>
+                                           : &convert_kernel<kF8, kBf16>;
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(ctas)), kThreads, 0, params, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -9,7 +9,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// One array. E4M3, F16 or BF16 becomes F16, BF16 or F32.
+// One array. E4M3 becomes F16 or BF16; F16 or BF16, without a descale, F16, BF16 or F32.
 struct ConvertOperand {
   flashattn_tensor from, to, descale;  // from: data NULL: left out. descale: data NULL: 1
   int32_t dtype_from, dtype_to;
@@ -29,7 +29,7 @@ struct ConvertParams {
   // Whether only keys that some query sees are read. Up to kMaxTileKv others on either side become
   // 0, as they may share a tile with those.
   bool visible_only;
-  ConvertOperand operands[3];  // q, k, v
+  ConvertOperand operands[3];  // q, k, v; of the same types
 };
 static_assert(sizeof(ConvertParams) <= 4096, "kernel parameters of any toolkit and driver");
 
