@@ -26,14 +26,11 @@ Problem with_copies(const Problem& problem) {
 bool Fp8CacheRow::supports_problem(const Problem& problem, const char** why_not) {
   const bool is_cache = problem.dtype_kv != problem.dtype;
   *why_not = is_cache ? "o has the other type of 16 bits than q" : "";
-  return is_cache &&
-         (problem.dtype_o == problem.dtype || problem.dtype_o == FLASHATTN_DTYPE_F32);
+  return is_cache && (problem.dtype_o == problem.dtype || problem.dtype_o == FLASHATTN_DTYPE_F32);
 }
 
 Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
-    : problem_(problem),
-      in_16_bits_(with_copies(problem)),
-      forced_(forced_backend() != nullptr) {
+    : problem_(problem), in_16_bits_(with_copies(problem)), forced_(forced_backend() != nullptr) {
   throw_on(preload_convert(), "cudaFuncGetAttributes");
   rows_.make(forward_registry(), "sm90", "", in_16_bits_, device);
 }

@@ -14,8 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a row that a thread has
 constexpr int kRows = 4;    // of a thread, loaded together
-// From here on CTAs convert several tiles: they start slowly, and sequences may be much shorter than
-// the shape says.
+// From here on CTAs convert several tiles: they start slowly, and sequences may be much shorter
+// than the shape says.
 constexpr int64_t kManyCtas = 1 << 12;
 
 __device__ __forceinline__ int32_t tile_rows(const ConvertOperand& x) {
@@ -152,7 +152,8 @@ __global__ void __launch_bounds__(kThreads, 4)
       unpack_bits<kFrom>(bits[n], x.dtype_from, y);
       if constexpr (kFrom != 0) {
         float by = single;
-        if (has_blocks && i - rows.read.begin < count) by = descale_of(static_cast<int32_t>(i) / block);
+        if (has_blocks && i - rows.read.begin < count)
+          by = descale_of(static_cast<int32_t>(i) / block);
         descale(y, by, kTo);
       }
       store<kTo>(to + i * to_row_bytes, x.dtype_to, y);
@@ -186,14 +187,15 @@ cudaError_t launch_convert(ConvertParams params, cudaStream_t stream) {
   }
   for (int n = 0; n < 3; ++n) {
     ConvertOperand& x = params.operands[n];
-    x.ctas = static_cast<int32_t>(ceil_div(tiles[n], std::max<int64_t>(ceil_div(all, kManyCtas), 1)));
+    x.ctas =
+        static_cast<int32_t>(ceil_div(tiles[n], std::max<int64_t>(ceil_div(all, kManyCtas), 1)));
     x.first_cta = ctas;
     ctas += int64_t{x.ctas} * x.heads * shape.batch;
   }
   if (ctas == 0) return cudaSuccess;
   if (ctas > INT32_MAX) return cudaErrorInvalidConfiguration;
   const ConvertOperand& x = params.operands[1];
-  const auto kernel = x.dtype_from != kF8   ? &convert_kernel<0, 0>
+  const auto kernel = x.dtype_from != kF8  ? &convert_kernel<0, 0>
                       : x.dtype_to == kF16 ? &convert_kernel<kF8, kF16>
                                            : &convert_kernel<kF8, kBf16>;
   return launch_kernel(kernel, dim3(static_cast<unsigned>(ctas)), kThreads, 0, params, stream);
