@@ -1,5 +1,5 @@
 """A cache of E4M3 beside queries of 16 bits on a GPU: the error is that of the same formula in the
-queries' type. On Hopper kernels, which FLASHATTN_BACKEND = sm90 asks for: from copies of K and V."""
+queries' type. On Hopper kernels, which FLASHATTN_BACKEND = sm90 asks for: of copies of K and V."""
 import os
 
 import numpy as np
