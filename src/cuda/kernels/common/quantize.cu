@@ -4,7 +4,6 @@
 #include "cuda/kernels/common/quantize.h"
 
 #include <algorithm>
-#include <cfloat>
 
 #include "core/seqlen_info.h"
 #include "cuda/host/launch.h"
@@ -58,7 +57,8 @@ __device__ __forceinline__ float largest(float x, Control* control, int32_t ctas
   return x;
 }
 
-template <class T>
+// kPlain: vectors that nothing transforms become E4M3, without jumps over code for the rest.
+template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     quantize_kernel(const __grid_constant__ QuantizeParams params) {
   ptx::griddep_wait();
@@ -129,8 +129,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     ptx::cp_async_commit();
   };
   // From a slot, or where vectors cannot be copied from memory.
+  const bool vectors = kPlain || x.vectors;
   const auto load = [&](SlotWalk& slot, Loads& loads, float (&y)[kVector]) {
-    if (x.vectors) {
+    if (vectors) {
       load_columns<T, true>(reinterpret_cast<const T*>(ptx::dynamic_shared() + slot.at), kVector,
                             y);
       return slot.next();
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     loads.left -= row_step;
     loads.row.next();
   };
-  const bool shifts = x.is_q && args.lse_shift, is_f8 = x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
+  const bool shifts = !kPlain && x.is_q && args.lse_shift;
+  const bool is_f8 = kPlain || x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
 
   const Loads first_loads{RowWalk(x, part, in_seq, in_head), first_slot, own_left};
   float amax = 0;
@@ -151,12 +153,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
                             static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
     Loads loads = first_loads;
     SlotWalk slot = first_slot;
-    if (x.vectors) {
+    if (vectors) {
       for (int32_t n = 0; n < kAhead; ++n) load_ahead(loads);
     }
     int32_t left = own_left;
     for (int32_t n = 0; n < passes; ++n, left -= row_step) {
-      if (x.vectors) ptx::cp_async_wait<kAhead - 1>();
+      if (vectors) ptx::cp_async_wait<kAhead - 1>();
       float y[kVector];
       load(slot, loads, y);
       if (shifts) {
@@ -166,22 +168,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
         }
         shift.next();
       }
-      transform.apply(y);
-      if (left > 0) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) {
-          const float magnitude = fabsf(y[e]);
-          if (magnitude <= FLT_MAX) amax = fmaxf(amax, magnitude);
-        }
-      }
-      if (x.vectors) load_ahead(loads);
+      if constexpr (!kPlain) transform.apply(y);
+      if (left > 0) amax = fmaxf(amax, largest_finite(y));
+      if (vectors) load_ahead(loads);
     }
   }
   if (!x.out.data) return;
   // Rows that were not kept, or not loaded yet.
   const int32_t again = is_f8 || shifts ? resident : 0;
   Loads loads = first_loads;
-  if (x.vectors && again < passes) {
+  if (vectors && again < passes) {
     for (int32_t n = 0; n < again; ++n) {
       loads.left -= row_step;
       loads.row.next();
@@ -207,25 +203,25 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   SlotWalk slot = first_slot;
   int32_t left = own_left;
   for (int32_t n = 0; n < passes; ++n, left -= row_step, to.next()) {
-    if (x.vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
+    if (vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
     float y[kVector];
     load(slot, loads, y);
-    transform.apply(y);
+    if constexpr (!kPlain) transform.apply(y);
     if (left > 0) {
 #pragma unroll
       for (float& each : y) each *= factor;
-      switch (x.dtype_out) {
+      switch (kPlain ? FLASHATTN_DTYPE_F8E4M3 : x.dtype_out) {
         case FLASHATTN_DTYPE_F8E4M3:
-          store_columns<ptx::E4m3>(out + to.at, count, x.vectors, y);
+          store_columns<ptx::E4m3>(out + to.at, count, vectors, y);
           break;
-        case FLASHATTN_DTYPE_F16: store_columns<__half>(out + to.at, count, x.vectors, y); break;
+        case FLASHATTN_DTYPE_F16: store_columns<__half>(out + to.at, count, vectors, y); break;
         case FLASHATTN_DTYPE_BF16:
-          store_columns<__nv_bfloat16>(out + to.at, count, x.vectors, y);
+          store_columns<__nv_bfloat16>(out + to.at, count, vectors, y);
           break;
-        default: store_columns<float>(out + to.at, count, x.vectors, y);
+        default: store_columns<float>(out + to.at, count, vectors, y);
       }
     }
-    if (x.vectors && n >= again) load_ahead(loads);
+    if (vectors && n >= again) load_ahead(loads);
   }
 }
 
@@ -286,7 +282,8 @@ __global__ void __launch_bounds__(kMeanThreads)
 
 template <class T>
 struct QuantizeKernels {
-  static constexpr auto kQuantize = &quantize_kernel<T>;
+  static constexpr auto kQuantize = &quantize_kernel<T, false>;
+  static constexpr auto kPlain = &quantize_kernel<T, true>;
   static constexpr auto kMean = &k_mean_kernel<T>;
 };
 
@@ -309,27 +306,29 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   cudaError_t error = cudaSuccess;
   const auto then = [&error](cudaError_t next) {
     if (error == cudaSuccess) error = next;
-    return error == cudaSuccess;
   };
   limits->max_ctas = kMaxCtas;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     with_quantize_kernels(dtype, [&](auto of) {
       then(preload(of.kMean));
-      const void* const kernel = reinterpret_cast<const void*>(of.kQuantize);
-      cudaFuncAttributes attributes{};
-      then(cudaFuncGetAttributes(&attributes, kernel));
-      then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                limits->shared_bytes));
-      // Code from older PTX knows no clusters.
-      if (error != cudaSuccess || attributes.ptxVersion < 90) {
-        limits->max_ctas = 1;
-        return;
-      }
-      then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-      // Every device with clusters has those of 8.
-      const int clusters = active_clusters(kernel, kMaxCtas, kMaxThreads, limits->shared_bytes);
-      if (4 * kMaxCtas * clusters < 3 * limits->multiprocessors) {
-        limits->max_ctas = std::min(limits->max_ctas, 8);
+      const void* const kernels[] = {reinterpret_cast<const void*>(of.kQuantize),
+                                     reinterpret_cast<const void*>(of.kPlain)};
+      for (const void* const kernel : kernels) {
+        cudaFuncAttributes attributes{};
+        then(cudaFuncGetAttributes(&attributes, kernel));
+        then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  limits->shared_bytes));
+        // Code from older PTX knows no clusters.
+        if (error != cudaSuccess || attributes.ptxVersion < 90) {
+          limits->max_ctas = 1;
+          return;
+        }
+        then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+        // Every device with clusters has those of 8.
+        const int clusters = active_clusters(kernel, kMaxCtas, kMaxThreads, limits->shared_bytes);
+        if (4 * kMaxCtas * clusters < 3 * limits->multiprocessors) {
+          limits->max_ctas = std::min(limits->max_ctas, 8);
+        }
       }
     });
   }
@@ -378,13 +377,18 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
   x[2] = operand(in.v, args.v_out, args.descale_v, 1, problem.dim_v, problem.dtype_kv,
                  shape.seqlen_kv);
   x[0].is_q = x[1].is_k = true;
+  const bool is_plain =
+      args.transform == 0 && !args.lse_shift &&
+      std::all_of(x, x + 3, [](const QuantizeOperand& each) {
+        return !each.in.data || (each.vectors && each.dtype_out == FLASHATTN_DTYPE_F8E4M3);
+      });
 
   // Bytes of a block in shared memory, and of the largest part of one that a CTA has.
   const auto block_bytes = [size](const QuantizeOperand& of) {
     return int64_t{of.tokens} * of.heads * size * kVector << of.log2_lanes;
   };
   const int64_t heads = int64_t{shape.batch} * problem.heads_kv;
-  int64_t ctas = 0, part_bytes = 0;
+  int64_t ctas = 0, part_bytes = 0, grid = 0;
   for (const QuantizeOperand& each : x) ctas += heads * each.blocks;
   if (ctas == 0 && !args.k_mean.data) return cudaSuccess;
   constexpr int64_t kLeastPart = 8192;
@@ -417,7 +421,6 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
           ? passes * slot_bytes
           : std::min<int64_t>(passes * slot_bytes, limits.shared_bytes - kControlBytes);
   p.slots = static_cast<int32_t>(bytes / slot_bytes);
-  int64_t grid = 0;
   for (QuantizeOperand& each : x) {
     const int32_t rows = threads >> each.log2_lanes;
     each.row_step = rows / each.heads;
@@ -435,12 +438,12 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
       if (error != cudaSuccess) return error;
     }
     if (grid == 0) return cudaSuccess;
-    const dim3 size_of_grid(static_cast<unsigned>(grid));
     const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-    return limits.max_ctas > 1
-               ? launch_pdl(of.kQuantize, size_of_grid, threads, shared_bytes, p, stream,
-                            1 << log2_cluster)
-               : launch_kernel(of.kQuantize, size_of_grid, threads, shared_bytes, p, stream);
+    const auto kernel = is_plain ? of.kPlain : of.kQuantize;
+    return limits.max_ctas > 1 ? launch_pdl(kernel, dim3(static_cast<unsigned>(grid)), threads,
+                                            shared_bytes, p, stream, 1 << log2_cluster)
+                               : launch_kernel(kernel, dim3(static_cast<unsigned>(grid)), threads,
+                                               shared_bytes, p, stream);
   });
 }
 

@@ -2,6 +2,7 @@
 // columns.
 #pragma once
 
+#include <cfloat>
 #include <cstring>
 
 #include "core/philox.h"
@@ -32,6 +33,18 @@ __device__ __forceinline__ void store_columns(char* to, int32_t count, bool vect
   for (int n = 0; n < kVector; ++n) {
     if (n < count) store_elements(out + n, {x[n]});
   }
+}
+
+// The largest magnitude that is finite; 0: there is none.
+__device__ __forceinline__ float largest_finite(const float (&x)[kVector]) {
+  float most = 0;
+#pragma unroll
+  for (const float each : x) most = fmaxf(most, fabsf(each));
+  if (most <= FLT_MAX) return most;  // NaN is passed over
+  most = 0;
+#pragma unroll
+  for (const float each : x) most = fabsf(each) <= FLT_MAX ? fmaxf(most, fabsf(each)) : most;
+  return most;
 }
 
 __device__ __forceinline__ double shuffle_xor(double x, int step) {
