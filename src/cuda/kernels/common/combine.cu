@@ -12,30 +12,43 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kMinPartsForCta = 8;  // with fewer parts, one warp combines a row
 constexpr int kLoads = 8;           // parts of a row in flight per warp
+constexpr int kFewCtas = 512;       // of combining: fewer than a GPU runs at once
 
-// Combines the KV splits of a forward pass. Rows of O are aligned as for the forward kernels.
+// log2 of the queries of a head that a CTA of so many rows combines; its other rows are of the next
+// heads.
+FLASHATTN_HD constexpr int32_t log2_queries(int32_t rows, int32_t queries) {
+  return rows == 1 || queries <= 1 ? 0 : queries == 2 ? 1 : 2;
+}
+
+// Combines the KV splits of a forward pass. Rows of O are aligned as for the forward kernels. Grid:
+// heads of all sequences, queries, slices of columns.
 template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     combine_kernel(const __grid_constant__ ForwardParams params) {
+  constexpr int32_t kRows = kWarps / kWarpsPerRow;
   const ForwardArrays& args = params.args;
-  const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
-  const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
+  const int32_t heads = params.problem.heads_q, row = threadIdx.x / (32 * kWarpsPerRow);
+  const int32_t log2 = log2_queries(kRows, params.partial_queries), queries = 1 << log2;
+  const int32_t head = blockIdx.x * (kRows >> log2) + (row >> log2);
+  const int32_t b = head / heads, h = head % heads;
+  const bool is_head = kRows == 1 || b < args.shape.batch;  // the last CTA may have fewer
+  const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, is_head ? b : 0);
   const int32_t parts = split_count(params.split, sequence.len);
   // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
   // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
-  if (parts <= 1) return;
+  if (parts <= 1 || !is_head) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
   const float keep_scale = Dropout::keep_scale(params.dropout_threshold);
-  constexpr int32_t kRows = kWarps / kWarpsPerRow;
-  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kWarpsPerRow); i < sequence.len.q;
-       i += gridDim.y * kRows) {
+  for (int32_t i = blockIdx.y * queries + (row & (queries - 1)); i < sequence.len.q;
+       i += gridDim.y * queries) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.offset_q + i;
     combine_row<kWarpsPerRow, kLoads, true>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
-         args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
+         args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr,
+         static_cast<int32_t>(blockIdx.z), static_cast<int32_t>(gridDim.z)},
         [&](int32_t p) { return params.partial_sums[first + p * stride]; },
         [&](int32_t p, int32_t column) {
           return load_vec4<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
@@ -58,7 +71,7 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
     combine_row<1, kLoads, kAligned>(
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
-         params.lse ? params.lse + at : nullptr},
+         params.lse ? params.lse + at : nullptr, 0, 1},
         [&](int32_t p) { return PartialSum{params.part_lse[p][at], 1.0f}; },
         [&](int32_t p, int32_t column) {
           return load_vec4<kAligned>(reinterpret_cast<const Part*>(
@@ -135,8 +148,14 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
 
 cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
   const bool many = params.max_splits >= kMinPartsForCta;
-  const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
-                             params.partial_queries, many ? 1 : kWarps);
+  const int32_t rows = many ? 1 : kWarps, log2 = log2_queries(rows, params.partial_queries);
+  dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
+                       1 << log2);
+  grid.x = static_cast<unsigned>(ceil_div(grid.x, rows >> log2));
+  // A few CTAs wait for memory once for each slice of columns.
+  if (int64_t{grid.x} * grid.y <= kFewCtas) {
+    grid.z = static_cast<unsigned>(ceil_div(params.problem.dim_v, 128));
+  }
   const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;
   return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
                : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);

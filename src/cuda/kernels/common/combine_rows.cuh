@@ -8,11 +8,13 @@
 
 namespace flashattn::cuda {
 
-// The number of parts of a row, and its results.
+// The number of parts of a row, and its results. Columns are taken in slices of 128: slices
+// first_slice, first_slice + slice_step and so on are this CTA's.
 struct CombineRow {
   int32_t parts, dim, dtype;
   void* o;
-  float* lse;  // may be NULL
+  float* lse;  // may be NULL; the CTA of slice 0 writes it
+  int32_t first_slice, slice_step;
 };
 
 // A row is summed in kChains chains, by part modulo kChains, whose sums are then added in order. So
@@ -45,6 +47,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
   static_assert(kWarpsPerRow == 1 || kWarpsPerRow == kChains, "a warp has all chains or one");
   constexpr int kOwnChains = kChains / kWarpsPerRow, kBatch = kLoads * kWarpsPerRow;
   const int32_t lane = threadIdx.x % 32, warp = kWarpsPerRow == 1 ? 0 : threadIdx.x / 32;
+  const int32_t first_column = row.first_slice * 128 + lane * 4;
   float4 partial_o[kLoads];
   const auto load = [&](int32_t begin, int32_t column) {
 #pragma unroll
@@ -53,7 +56,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
       partial_o[n] = p < row.parts && column < row.dim ? load_o(p, column) : float4{};
     }
   };
-  load(0, lane * 4);  // in flight while weights are computed
+  load(0, first_column);  // in flight while weights are computed
   const auto lane_sum = [&](int32_t p) {
     return p < row.parts ? load_sum(p) : PartialSum{-INFINITY, 0.0f};
   };
@@ -72,11 +75,12 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
   for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
   const float inverse = total == 0.0f ? 0.0f : factor * ptx::reciprocal(total);
 #pragma unroll 1
-  for (int32_t column = lane * 4; column - lane * 4 < row.dim; column += 128) {
+  for (int32_t column = first_column; column - lane * 4 < row.dim;
+       column += row.slice_step * 128) {
     float sums[kOwnChains][4] = {}, weights = 0.0f;
 #pragma unroll 1
     for (int32_t begin = 0; begin < row.parts; begin += kBatch) {
-      if (begin > 0 || column >= 128) load(begin, column);
+      if (begin > 0 || column > first_column) load(begin, column);
       if (begin % 32 == 0) weights = weight_of(lane_sum(begin + lane)) * inverse;
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) {
@@ -113,7 +117,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
   } else {
     __syncwarp();
   }
-  if (row.lse && warp == 0 && lane == 0) {
+  if (row.lse && warp == 0 && lane == 0 && row.first_slice == 0) {
     *row.lse = total == 0.0f ? -INFINITY : base + logf(total);
   }
 }
