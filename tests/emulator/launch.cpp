@@ -153,8 +153,10 @@ void work(Grid& grid, Turns& turns, uint32_t seat) {
       const uint32_t b = number * grid.cluster + rank;
       mine[rank]->cluster = &together;
       mine[rank]->upper_bits = grid.cluster > 1 ? (rank + 1) << 24 : 0;
-      mine[rank]->begin({b % grid.size.x, b / grid.size.x, 0}, grid.size, grid.threads,
-                        grid.shared_bytes, (grid.seed + b) * 0xbf58476d1ce4e5b9u | 1, rank, number);
+      mine[rank]->begin(
+          {b % grid.size.x, b / grid.size.x % grid.size.y, b / grid.size.x / grid.size.y},
+          grid.size, grid.threads, grid.shared_bytes, (grid.seed + b) * 0xbf58476d1ce4e5b9u | 1,
+          rank, number);
       together.blocks.push_back(mine[rank].get());
     }
     together.run();
@@ -179,7 +181,7 @@ void run_grid(dim3 size, int threads, int shared_bytes, const std::function<void
   }
   launch.next(early);
   Grid grid{size, threads, shared_bytes, static_cast<uint32_t>(cluster), kernel, new_seed(), {}, 0};
-  grid.order.resize(size.x * size.y / grid.cluster);
+  grid.order.resize(size.x * size.y * size.z / grid.cluster);
   std::iota(grid.order.begin(), grid.order.end(), 0);
   uint64_t state = grid.seed * kOdd | 1;
   for (size_t n = grid.order.size(); n > 1; --n) {

@@ -5,13 +5,35 @@
 
 namespace flashattn::cuda {
 
+// early: by programmatic dependent launch, see launch_pdl(). cluster: CTAs of a cluster.
+template <class Params>
+cudaError_t launch_with(bool early, void (*kernel)(Params), dim3 grid, int threads,
+                        int shared_bytes, const Params& params, cudaStream_t stream, int cluster) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  void* arguments[] = {const_cast<Params*>(&params)};
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
 template <class Params>
 cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                          const Params& params, cudaStream_t stream) {
-  void* arguments[] = {const_cast<Params*>(&params)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid,
-                          dim3(static_cast<unsigned>(threads)), arguments,
-                          static_cast<size_t>(shared_bytes), stream);
+                          const Params& params, cudaStream_t stream, int cluster = 1) {
+  return launch_with(false, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
 // Launches with programmatic dependent launch. CTAs may start as soon as those of the previous
@@ -19,24 +41,11 @@ cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int sh
 // before they use its results, except results that it releases and they acquire by a flag that
 // carries the launch's stamp; without the stamp they could see a flag of an earlier launch. At
 // least one thread must call griddep_wait(), because whoever waits for this kernel also waits for
-// the kernels before it. cluster: CTAs of a cluster.
+// the kernels before it.
 template <class Params>
 cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                        const Params& params, cudaStream_t stream, int cluster = 1) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  void* arguments[] = {const_cast<Params*>(&params)};
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  return launch_with(true, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
 // The clusters of so many CTAs that the device runs at once; 0 where it has none of that size.

@@ -109,6 +109,11 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   if (const int32_t status = set_arrays(args, workspace, &common)) return status;
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  // Where all sequences have the same rows, both CTAs of a cluster have work.
+  const bool even = p.row_tiles % 2 == 0 && !args.inputs.lens_q &&
+                    !problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  p.cluster_size = even && p.kv_box_rows > 0 ? 2 : 1;
+  p.releases_early = p.row_tiles == 1;
   if (p.kv_box_rows > 0) {
     const int64_t rows = paged ? problem_.page_size : varlen ? shape.total_kv : shape.seqlen_kv;
     const int64_t batch = paged ? args.inputs.pages : varlen ? 1 : shape.batch;
@@ -119,7 +124,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
     }
   }
   const int32_t status = cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
-                                      "launching the kernel for latent attention");
+                                      "launching the kernel for latent attention", p.cluster_size);
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
   return status_of(launch_combine(common, combine_starts_early_, stream),
                    "launching the combine kernel");

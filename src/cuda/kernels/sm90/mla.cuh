@@ -35,6 +35,16 @@
 
 namespace flashattn::cuda::sm90 {
 
+// Barrier of all threads of the CTA, or of the cluster.
+__device__ __forceinline__ void sync_mla_ctas(const MlaParams& params) {
+  if (params.cluster_size > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     mla_kernel(const __grid_constant__ MlaParams params) {
@@ -52,23 +62,25 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < 2; ++part) {
         storage.full[stage][part].init(MlaProducer<Config>::arrivals(params));
-        storage.empty[stage][part].init(1);
+        storage.empty[stage][part].init(params.cluster_size);
       }
     }
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  // Barriers are initialised, in both CTAs of a cluster, which have work or not as one.
+  sync_mla_ctas(params);
   if (!storage.has_work) return;
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     MlaProducer<Config> producer(params, ptx::shared_address(shared), storage);
     producer.load_tiles();
-    __syncthreads();  // with the consumers
-    if (*static_cast<volatile int32_t*>(&storage.redo)) producer.load_tiles();
+    end_first_pass(params);
+    if (storage.is_redo()) producer.load_tiles();
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     MlaMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
   }
+  if (params.cluster_size > 1) ptx::cluster_wait();
 }
 
 }  // namespace flashattn::cuda::sm90

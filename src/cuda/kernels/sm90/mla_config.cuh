@@ -52,6 +52,10 @@ struct MlaConfig {
     Interval visible_kv[kTileQ];        // keys of the split that each row sees
     float row_max[kConsumers][kTileQ];  // of the tiles of a step, exchanged by the warpgroups
     float row_sum[kConsumers][kTileQ];  // over the tiles of a warpgroup
+
+    __device__ __forceinline__ bool is_redo() const {
+      return *static_cast<const volatile int32_t*>(&redo) != 0;
+    }
   };
   static constexpr int kSharedBytes = kTensorBytes + static_cast<int>(sizeof(SharedStorage));
   static_assert(kSharedBytes <= 227 * 1024, "a CTA's shared memory");
@@ -75,13 +79,17 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   tile.offset_q = sequence.offset_q;
   tile.offset_kv = sequence.offset_kv;
   tile.first_row = row_tile * 64;
-  tile.rows = min(tile.len.q * common.q_heads_per_kv_head - tile.first_row, 64);
+  const int32_t all_rows = tile.len.q * common.q_heads_per_kv_head;
+  tile.rows = min(all_rows - tile.first_row, 64);
   Interval keys{0, tile.len.kv};
   if (common.max_splits > 1) keys = split_range(common.split, tile.len, tile.split_idx);
   tile.is_split = keys.end - keys.begin < tile.len.kv;
   if (tile.rows <= 0 || (tile.split_idx > 0 && keys.begin == keys.end)) return false;
-  const Interval queries{params.by_group.quotient(tile.first_row),
-                         params.by_group.quotient(tile.first_row + tile.rows - 1) + 1};
+  // The CTAs of a cluster visit the same KV tiles. All CTAs take those of two row tiles, so that
+  // the bits of a row do not depend on whether there are clusters.
+  const int32_t first = tile.first_row & -128;
+  const Interval queries{params.by_group.quotient(first),
+                         params.by_group.quotient(min(first + 128, all_rows) - 1) + 1};
   const bool tree = problem.mask & FLASHATTN_MASK_TREE;
   const KeySpan span = tree ? tree_span(common.tree.rule, queries, tile.len)
                             : key_span(problem.mask_rule(), queries, tile.len);
@@ -96,6 +104,13 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
     tile.fixed_begin = all.begin / kMlaTileKv + 1;
   }
   return true;
+}
+
+// Barrier of all threads of the CTA after the first pass over the keys, with which the work of a
+// cluster ends: its CTAs do not exit before both have come here.
+__device__ __forceinline__ void end_first_pass(const MlaParams& params) {
+  __syncthreads();
+  if (params.cluster_size > 1) ptx::cluster_arrive();
 }
 
 // The query and the query head of a row of a work tile.

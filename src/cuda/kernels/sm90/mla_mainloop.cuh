@@ -29,8 +29,8 @@ class MlaMainloop : MlaEpilogue<Config> {
       pass(redo);
       if (this->reduce_row_sums() && !redo) storage_.redo = 1;
       if (redo) break;
-      __syncthreads();  // with the producers
-      redo = *static_cast<volatile int32_t*>(&storage_.redo) != 0;
+      end_first_pass(params_);
+      redo = storage_.is_redo();
       if (!redo) break;
     }
     this->store();
@@ -46,7 +46,14 @@ class MlaMainloop : MlaEpilogue<Config> {
     int32_t n = tile().tiles.begin;
 #pragma unroll 1
     for (; n < pairs_end && n < fixed; n += 2) step<true, true, true>(n, slack);
-    if (warpgroup_ == 0) {
+    if (params_.releases_early) {
+      if (warpgroup_ == 1 && n < pairs_end) other_tile();
+#pragma unroll 1
+      for (; n < pairs_end; n += 2) {
+        own_tile(n + warpgroup_);
+        if (warpgroup_ == 0 || n + 2 < pairs_end) other_tile();
+      }
+    } else if (warpgroup_ == 0) {
 #pragma unroll 1
       for (; n < pairs_end; n += 2) step<false, true, true>(n, slack);
     } else {
@@ -124,6 +131,31 @@ class MlaMainloop : MlaEpilogue<Config> {
     own_state_.advance();
   }
 
+  // A step with a fixed base where memory is the limit: stages are released, and their next loads
+  // begin, before the other stage's tile has arrived. The second warpgroup begins with the first
+  // one's tile. It adds the products to O in the same order as above.
+  __device__ __forceinline__ void own_tile(int32_t n) {
+    gemm_qk();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(s_);
+    this->mask(n);
+    this->exp2_scaled();
+    hand_over_p(n);
+    gemm_pv_own();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(warpgroup_);
+    own_state_.advance();
+  }
+
+  __device__ __forceinline__ void other_tile() {
+    ptx::named_sync(kMlaPBarrier + 1 - warpgroup_, 256);
+    gemm_pv_other();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(1 - warpgroup_);
+  }
+
   // Packs P, in s_, of tile n, and stores it for the other warpgroup.
   __device__ __forceinline__ void hand_over_p(int32_t n) {
 #pragma unroll
@@ -135,9 +167,18 @@ class MlaMainloop : MlaEpilogue<Config> {
     ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
   }
 
-  // Releases this warpgroup's half of V in a stage.
+  // Releases this warpgroup's half of V in a stage, in a cluster to both producers. In a redo this
+  // CTA's producer alone fills the stage.
   __device__ __forceinline__ void release(int32_t stage) const {
-    if (threadIdx.x % 128 == 0) storage_.empty[stage][warpgroup_].arrive();
+    if (threadIdx.x % 128 != 0) return;
+    Barrier& empty = storage_.empty[stage][warpgroup_];
+    empty.arrive();
+    if (params_.cluster_size == 1) return;
+    if (storage_.is_redo()) {
+      empty.arrive();
+    } else {
+      empty.arrive_peer();
+    }
   }
 
   // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.

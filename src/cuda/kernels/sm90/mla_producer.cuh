@@ -74,8 +74,12 @@ class MlaProducer {
     const PageBox own = look_up_page(n);
     const int32_t box = params_.kv_box_rows, head = tile().kv_head;
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
-    // K that several CTAs read stays in L2.
-    const uint64_t policy = params_.row_tiles > 1 ? ptx::kEvictLast : ptx::kEvictFirst;
+    // K that several CTAs or clusters read stays in L2.
+    const uint64_t policy =
+        params_.row_tiles > params_.cluster_size ? ptx::kEvictLast : ptx::kEvictFirst;
+    // In a cluster each CTA loads every second panel for both. In a redo each loads its own.
+    const bool for_both = params_.cluster_size > 1 && !storage_.is_redo();
+    const int32_t first_panel = for_both ? static_cast<int32_t>(ptx::cluster_rank()) : 0;
 #pragma unroll 1
     for (int x = 0; x < 2; ++x) {
       Barrier& full = storage_.full[stage_][part(x)];
@@ -93,11 +97,16 @@ class MlaProducer {
             is_paged() ? paged.row : static_cast<int32_t>(tile().offset_kv) + n * kTileKv;
         if (!ptx::elect()) continue;
 #pragma unroll 1
-        for (int32_t p = 0; p < panels; ++p) {
+        for (int32_t p = first_panel; p < panels; p += for_both ? 2 : 1) {
           const int32_t panel =
               p < Config::kHalfPanels ? first + p : Config::kPanelsV + p - Config::kHalfPanels;
-          ptx::tma_load(to_ + panel * kPanelBytes + row * 128, &params_.k, full.address(),
-                        {panel * 64, from, head, batch}, policy);
+          const uint32_t to = to_ + panel * kPanelBytes + row * 128;
+          const ptx::TmaCoord at{panel * 64, from, head, batch};
+          if (for_both) {
+            ptx::tma_load_multicast(to, &params_.k, full.address(), at, policy, 3);
+          } else {
+            ptx::tma_load(to, &params_.k, full.address(), at, policy);
+          }
         }
       }
     }

@@ -24,8 +24,8 @@ cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int share
 
 template <class Params>
 cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                          const Params& params, cudaStream_t stream) {
-  return launch_with(false, kernel, grid, threads, shared_bytes, params, stream, 1);
+                          const Params& params, cudaStream_t stream, int cluster = 1) {
+  return launch_with(false, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
 inline int active_clusters(const void*, int, int, int) { return 1; }
