@@ -222,7 +222,12 @@ enum flashattn_mask {
    * tree_bits[b, i] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
    * hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
    * than `tree` has the last bits. Forward only. */
-  FLASHATTN_MASK_TREE = 32
+  FLASHATTN_MASK_TREE = 32,
+  /* page_table[b, j / page_size] >= 0: a negative page number hides its keys from all queries, and
+   * they need no memory. Where every query is a sequence of its own (batch * seqlen_q sequences of
+   * one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
+   * it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV. */
+  FLASHATTN_MASK_PAGES = 64
 };
 
 /* What is added to the scores, as bits. */
@@ -449,7 +454,8 @@ typedef struct flashattn_args {
    * masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
    * and dv before are not written. Not with PAGED_KV. */
   const int32_t *starts_kv;
-  /* (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers. */
+  /* (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with
+   * PAGES a negative one hides the keys of its page. */
   flashattn_tensor page_table;
   /* Pages in the pool. Required with PAGED_KV. */
   int64_t pages;

@@ -21,11 +21,14 @@ struct Interval {
 };
 
 struct MaskRule {
-  uint32_t mask;  // enum flashattn_mask; BLOCKS and TREE are not looked at here
+  uint32_t mask;  // enum flashattn_mask; BLOCKS, TREE and PAGES are not looked at here
   int32_t window_left, window_right;
   int32_t chunk;
   int32_t tree = 0;  // with TREE; only the functions of trees look at it
 };
+
+// Masks with a bit for each key: what a query sees is no interval.
+constexpr uint32_t kKeyBitMasks = FLASHATTN_MASK_TREE | FLASHATTN_MASK_PAGES;
 
 // Lengths of one sequence.
 struct Lengths {

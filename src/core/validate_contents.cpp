@@ -78,6 +78,7 @@ void check_pages(const Problem& problem, const Shape& shape, const Inputs& input
     const int32_t* row = inputs.page_table + b * inputs.page_table_stride;
     for (int64_t n = 0; n < used; ++n) {
       if (row[n] >= 0 && row[n] < inputs.pages) continue;
+      if (row[n] < 0 && problem.has_mask(FLASHATTN_MASK_PAGES)) continue;
       reject(FLASHATTN_REASON_LENGTHS, "page_table",
              "page_table[%d][%" PRId64 "] = %d is not within 0 and %" PRId64
              ", the last of pages = %" PRId64 "; sequence %d uses its first %" PRId64

@@ -64,8 +64,10 @@ class ForwardBlock {
       int32_t end_row = row + tile_q < block_.rows ? row + tile_q : block_.rows;
       const Interval same = same_block_rows(rules, first_query + row, tile_q, block_.sequence.len);
       if (rules.blocks && same.end - first_query < end_row) end_row = same.end - first_query;
-      for_each_active_range(rules, same, kv_tile, [&](Interval active, bool full) {
-        add_active(row, end_row, kv_tile, active, full);
+      for_each_shown_range(block_.hidden_pages(), kv_tile, [&](Interval shown) {
+        for_each_active_range(rules, same, shown, [&](Interval active, bool full) {
+          add_active(row, end_row, kv_tile, active, full);
+        });
       });
       row = end_row;
     }

@@ -23,6 +23,27 @@ FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& rules, int32_t query, 
   return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
 }
 
+// Page numbers of a sequence of which negative ones hide keys.
+struct HiddenPages {
+  const int32_t* numbers;  // NULL: no key is hidden
+  int32_t page_size;
+};
+
+// Calls body(keys) for each range of keys whose pages are not hidden.
+template <class Body>
+FLASHATTN_INLINE void for_each_shown_range(const HiddenPages& pages, Interval keys, Body body) {
+  if (!pages.numbers) return body(keys);
+  Interval shown{keys.begin, keys.begin};
+  while (shown.end < keys.end) {
+    const int32_t x = shown.end / pages.page_size;
+    const int32_t next = clamp_index((x + 1LL) * pages.page_size, keys.end);
+    const bool hidden = pages.numbers[x] < 0;
+    if (!hidden) shown.end = next;
+    if ((hidden || next == keys.end) && shown.begin < shown.end) body(shown);
+    if (hidden) shown = {next, next};
+  }
+}
+
 // Calls body(keys, full) for each range of keys whose mask blocks are on for some of the queries;
 // full: for all of them.
 template <class Body>

@@ -67,6 +67,11 @@ struct QBlock {
     return {first + b * bits.stride_batch + i * bits.stride_seq, sequence.len.kv - mask.tree};
   }
 
+  FLASHATTN_INLINE HiddenPages hidden_pages() const {
+    const bool hides = problem.mask & FLASHATTN_MASK_PAGES;
+    return {hides ? in.page_table + b * in.page_table_stride : nullptr, problem.page_size};
+  }
+
   // Whether keys of a range belong to the tree.
   FLASHATTN_INLINE bool meets_tree(Interval range) const {
     return mask.tree > 0 && range.end > tree_begin(mask, sequence.len);

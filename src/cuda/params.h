@@ -19,7 +19,8 @@ struct SoftcapPolynomials {
   float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
-// TREE: the masks of the caller. Those of the kernel's problem are its hull, see tree_hull().
+// TREE, PAGES: the masks of the caller. With TREE those of the kernel's problem are its hull, see
+// tree_hull().
 struct TreeParams {
   MaskRule rule;
   const uint32_t* bits;

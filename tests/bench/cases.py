@@ -33,6 +33,9 @@ class Case:
     dropout: float = 0.0
     repeatable: bool = False  # determinism = RUN_TO_RUN
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged
+    # Of one cache, of which each sequence reads seqlen_kv, by index (mask bit PAGES, pages of 1); 0:
+    # each has a cache of its own
+    tokens: int = 0
     # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. Decoding: one has
     # seqlen_kv keys, the others a sixteenth of them
     uneven: bool = False
@@ -54,6 +57,8 @@ class Case:
             raise ValueError("first_token: not with parts, pages or E4M3")
         if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
+        if self.tokens and (self.page_size != 1 or self.uneven or self.op != "forward"):
+            raise ValueError("tokens: forward, pages of 1, without uneven lengths")
         if self.bias and (self.parts or self.page_size or self.uneven):
             raise ValueError("bias: not with parts, pages or uneven lengths")
         if self.dbias and (not self.bias or self.op != "backward"):
@@ -172,7 +177,8 @@ class Case:
         batch, rows, keys = ((1, sum(self.lengths()), sum(self.key_lengths())) if self.uneven
                              else (self.batch, self.seqlen_q, self.keys))
         q = (batch, rows, self.heads, self.dim)
-        k = (batch, keys, self.kv_heads, self.dim)
+        k = (1, self.tokens, self.kv_heads, self.dim) if self.tokens else (
+            batch, keys, self.kv_heads, self.dim)
         v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
         found = {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
         if self.bias:
@@ -214,7 +220,8 @@ class Case:
         if self.repeatable:
             words.append("repeatable")
         if self.page_size:
-            words.append(f"pages of {self.page_size}")
+            words.append(f"of {self.tokens} by index" if self.tokens
+                         else f"pages of {self.page_size}")
         if self.parts:
             words.append(f"{self.parts} parts")
         if self.first_token:
@@ -258,6 +265,14 @@ def _latent(dtypes: Tuple[str, ...], heads: Tuple[int, ...], batches: Tuple[int,
                                                              lengths):
         yield Case("forward", dtype, batch, count, 1, rows, keys, 576, 512, latent=True,
                    causal=rows > 1)
+
+
+def _by_index(batches: Tuple[int, ...]) -> Iterator[Case]:
+    """Latent attention to 2,048 tokens of 64k, which another model chose for each query: decoding,
+    and a prompt, whose queries are sequences (DeepSeek-V3.2, 2025)."""
+    for batch in batches:
+        yield Case("forward", "bf16", batch, 128, 1, 1, 2048, 576, 512, latent=True, page_size=1,
+                   tokens=65536)
 
 
 def _expanded(dtype: str, heads: int, lengths: Tuple[int, ...]) -> Iterator[Case]:
@@ -412,7 +427,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "fp8-decode": [dataclasses.replace(case, dtype_kv=kv) for case in _gpu_decode()
                    for kv in ("", "f8") if not case.parts],
     "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768)),
-            *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)),
+            *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)), *_by_index((2, 64, 4096)),
             *_expanded("bf16", 128, (4096, 8192))],
     "prefill": list(_prefill()),
     "training": list(_training()),

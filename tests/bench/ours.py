@@ -54,6 +54,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
     if case.block_density < 1:
         mask |= int(Mask.BLOCKS)
         fields["block_q"] = fields["block_kv"] = 128
+    if case.tokens:
+        mask |= int(Mask.PAGES)
     if case.alibi:
         fields["bias"] = int(Bias.ALIBI)
     if case.bias:
@@ -141,6 +143,9 @@ class FlashAttn:
             rows = np.zeros((case.batch, max(counts)), np.int32)
             for row, own in zip(rows, np.split(numbers, np.cumsum(counts)[:-1])):
                 row[:len(own)] = own
+            if case.tokens:
+                pages = case.tokens
+                rows = np.random.default_rng(0).integers(pages, size=rows.shape, dtype=np.int32)
             table = self.memory.of(rows, "i32")
             for name in "kv":
                 _, head, seq = arrays[name].strides()

@@ -95,7 +95,8 @@ def descriptor(case, device):
         layout=(case.cu_q is not None) | (case.cu_kv is not None) << 1 | (case.page_size > 0) << 2,
         page_size=case.page_size,
         mask=(case.causal | (case.window is not None) << 1 | (case.chunk > 0) << 2
-              | case.top_left << 3 | (case.blocks is not None) << 4 | (case.tree > 0) << 5),
+              | case.top_left << 3 | (case.blocks is not None) << 4 | (case.tree > 0) << 5
+              | (case.hidden is not None) << 6),
         chunk=case.chunk, tree=case.tree, bias=bool(case.alibi) | bool(case.bias) << 1,
         features=(LSE * case.lse | SINK * case.sink | DLSE * (both and case.dlse)
                   | DBIAS * (both and case.dbias is not None) | DSINK * (both and case.dsink)),

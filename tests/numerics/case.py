@@ -52,6 +52,7 @@ class Case:
     tree: int = 0                         # keys that bits show or hide
     tree_dims: str = "br"                 # what the bits do not broadcast over: batch, row
     density: float = 0.5                  # of block masks, boolean masks and the bits of trees
+    hidden: Optional[float] = None        # share of pages that are hidden: PAGES
 
     # Features.
     scale: float = 0.0

@@ -231,6 +231,15 @@ def pages():
         yield Case(cu_q=[3, 1, 0, 20], seqlen_kv=130, lens_kv=[130, 7, 64, 100], page_size=size,
                    heads_q=2, heads_kv=1, dim_qk=40, window=(50, 0))
         yield Case(batch=2, seqlen_q=2, seqlen_kv=97, page_size=size, dim_qk=8, sink=True)
+    base = Case(batch=3, seqlen_q=1, seqlen_kv=203, lens_kv=[203, 0, 65], heads_q=4, heads_kv=2,
+                dim_qk=64, page_size=1, hidden=0.5)
+    for n, dtype in enumerate(DTYPES):
+        yield base.replace(dtype=dtype, splits=n, sink=n == 1, dtype_o="f32")
+        yield base.replace(dtype=dtype, seqlen_q=40, causal=True, page_size=16,
+                           hidden=(0.3, 0.9, 1.0)[n])
+        yield base.replace(dtype=dtype, seqlen_q=5, tree=20, page_size=3, window=(100, 0))
+        yield base.replace(dtype=dtype, seqlen_q=33, blocks=(16, 16), softcap=5.0, hidden=0.8,
+                           page_size=(1, 16, 64)[n], dropout=0.1)
 
 
 def splits():

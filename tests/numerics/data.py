@@ -11,9 +11,9 @@ from .dtypes import round_finite, round_to
 class Data:
     """Per sequence: q, k, v, dout (rows, heads, dim) and dlse (heads, rows). For all: bias
     (batch|1, heads|1, rows|1, keys), slopes (batch|1, heads), sink (heads), block_mask
-    (batch|1, heads|1, row blocks, key blocks), tree_bits (batch|1, rows|1, tree), descales of q, k,
-    v (batch|1, heads_kv|1, blocks|1), scale_o (batch|1, heads|1). float32, exact in the dtype of
-    the case; block_mask and tree_bits are bool."""
+    (batch|1, heads|1, row blocks, key blocks), tree_bits (batch|1, rows|1, tree), hidden_pages
+    (batch, pages), descales of q, k, v (batch|1, heads_kv|1, blocks|1), scale_o (batch|1, heads|1).
+    float32, exact in the dtype of the case; block_mask, tree_bits and hidden_pages are bool."""
     q: List[np.ndarray]
     k: List[np.ndarray]
     v: List[np.ndarray]
@@ -24,6 +24,7 @@ class Data:
     sink: Optional[np.ndarray] = None
     block_mask: Optional[np.ndarray] = None
     tree_bits: Optional[np.ndarray] = None
+    hidden_pages: Optional[np.ndarray] = None
     descales: Dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     scale_o: Optional[np.ndarray] = None
 
@@ -126,5 +127,8 @@ def make_data(case):
     if case.tree:
         shape = kept(case.tree_dims, case, "br") + (case.tree,)
         data.tree_bits = rng.random(shape) < case.density
+    if case.hidden is not None:
+        pages = -(-case.seqlen_kv // case.page_size)
+        data.hidden_pages = rng.random((case.batch, pages)) < case.hidden
     make_descales(case, data, rng)
     return data

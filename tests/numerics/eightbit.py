@@ -67,7 +67,8 @@ def listed():
         for dtype in ("f8", "bf16", "f16", "f32"):
             yield BASE.replace(dtype=dtype, dtype_kv="f8", page_size=page_size, causal=True,
                                seqlen_q=(1, 4, 40)[n % 3], lens_kv=[203, 130],
-                               descale_block=(0, 64)[n % 2], dtype_o="f32")
+                               descale_block=(0, 64)[n % 2], dtype_o="f32",
+                               hidden=0.5 if n % 2 and dtype != "f8" else None)
     for n, dtype in enumerate(("f8", "bf16", "f16", "f32")):
         yield BASE.replace(dtype=dtype, dtype_kv="f8", tree=70, page_size=16 * (n % 2), causal=True,
                            seqlen_q=(5, 70)[n // 2], lens_kv=[203, 40], descale_block=64)

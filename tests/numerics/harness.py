@@ -162,7 +162,8 @@ class Call:
         if case.page_size:
             needed = [-(-case.length_kv(b) // case.page_size) for b in range(case.batch)]
             # Some pages belong to nobody; entries past the last page in use are not page numbers.
-            numbers = rng.permutation(sum(needed) + 3)
+            # Page 0 is one where pages are hidden: the nearest number to a hidden page's.
+            numbers = rng.permutation(sum(needed) + 3) + (case.hidden is not None)
             cuts = np.concatenate([[0], np.cumsum(needed)]).astype(int)
             self.page_lists = [numbers[cuts[b]:cuts[b + 1]].tolist() for b in range(case.batch)]
             width = -(-case.seqlen_kv // case.page_size)
@@ -171,6 +172,9 @@ class Call:
             table = np.full((case.batch, stride), -1, np.int32)
             for b, numbers in enumerate(self.page_lists):
                 table[b, :len(numbers)] = numbers
+                if case.hidden is not None:
+                    hidden = np.flatnonzero(data.hidden_pages[b, :len(numbers)])
+                    table[b, hidden] = -1 - hidden
             fields["page_table"] = dict(
                 capi.PACKED, data=capi.pointer(self.put("page_table", np.int32, table)),
                 stride_batch=stride if gap else -1)

@@ -84,6 +84,7 @@ def layouts(draw, lengths):
         fields["cu_kv"] = keys
     if kind == "paged":
         fields["page_size"] = draw(st.sampled_from((16, 1, 2, 3, 64, 100)))
+        fields["hidden"] = draw(one_in(3, 0.3, 0.9, 1.0, otherwise=None))
         fields["seqlen_q"] = min(max(rows), draw(st.sampled_from((1, 2, 8, 300))))
         rows = [min(n, fields["seqlen_q"]) for n in rows]
     for name, most, used in (("q", rows, ("lens",)), ("kv", keys, ("lens", "paged"))):

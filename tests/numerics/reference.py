@@ -53,12 +53,14 @@ def pick(array, b):
 
 
 def all_visible(case, data, b, rows, keys):
-    """(heads|1, rows, keys): position, tree, block mask and boolean mask together."""
+    """(heads|1, rows, keys): position, tree, hidden pages, block mask and boolean mask together."""
     see = visible(case, rows, keys)[None]
     if case.tree:
         drafted = min(case.tree, keys)
         bits = pick(data.tree_bits, b)[:rows, case.tree - drafted:]
         see[0, :, keys - drafted:] = np.broadcast_to(bits, (rows, drafted))
+    if case.hidden is not None:
+        see = see & ~data.hidden_pages[b][np.arange(keys) // case.page_size]
     if case.blocks:
         i, j = np.arange(rows) // case.blocks[0], np.arange(keys) // case.blocks[1]
         see = see & pick(data.block_mask, b)[:, i][:, :, j]

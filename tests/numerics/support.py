@@ -28,7 +28,7 @@ this file lists the refusal, and is a failure elsewhere. all, sm80, sm90: GPU ba
 """
 # Where the sizes of kernels end.
 DIMS = (64, 96, 128, 192, 256, 512, 576, 1024)
-CAUSAL, WINDOW, CHUNK, TOP_LEFT, BLOCKS, TREE = 1, 2, 4, 8, 16, 32
+CAUSAL, WINDOW, CHUNK, TOP_LEFT, BLOCKS, TREE, PAGES = 1, 2, 4, 8, 16, 32, 64
 ALIBI, DENSE = 1, 2
 DTYPES = ("f32", "f16", "bf16")
 
@@ -81,6 +81,7 @@ def rows() -> List[Row]:
         Row("pages of 16", dict(layout=4, page_size=16), bit("layout", 4)),
         Row("pages of no multiple of 16", dict(layout=4, page_size=3),
             lambda asked: bit("layout", 4)(asked) and asked["page_size"] % 16),
+        Row("hidden pages", dict(layout=4, page_size=1, mask=PAGES), bit("mask", PAGES)),
         Row("softcap", dict(softcap=20.0), lambda asked: asked.get("softcap")),
         Row("scale below 0", dict(scale=-0.5), lambda asked: asked.get("scale", 0) < 0),
         Row("ALiBi", dict(bias=ALIBI), bit("bias", ALIBI)),

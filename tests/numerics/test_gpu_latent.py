@@ -40,6 +40,13 @@ TREES = [
     dict(tree=3, seqlen_q=3, density=0.0, lens_kv=[3, 1], dtype_o="f32"),
     dict(tree=16, seqlen_q=16, determinism=2, heads_q=20, seqlen_kv=1200, dtype="f16")]
 PAGES = [1, 2, 8, 24, 48, 64, 128]
+# Tokens by index, and pages that hide several; rows whose first tiles, or all keys, are hidden.
+HIDDEN = [
+    dict(page_size=1, hidden=0.0), dict(page_size=1, hidden=0.4, splits=3, heads_q=70),
+    dict(page_size=1, hidden=1.0, sink=True), dict(page_size=1, hidden=0.97, dtype="f16"),
+    dict(page_size=64, hidden=0.6, dtype_o="f32"), dict(page_size=3, hidden=0.5, determinism=2),
+    dict(page_size=100, hidden=0.5, seqlen_q=3, causal=True),
+    dict(page_size=16, hidden=0.3, seqlen_q=3, tree=20), dict(page_size=1, hidden=0.4, chunk=64)]
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +84,11 @@ def test_features(device, case):
 def test_pages(device, page_size):
     judge(BASE.replace(page_size=page_size, seqlen_q=3, causal=True, splits=page_size % 3,
                        **LENGTHS), device)
+
+
+@pytest.mark.parametrize("change", HIDDEN)
+def test_hidden_pages(device, change):
+    judge(BASE.replace(**{**LENGTHS, **change}), device)
 
 
 def test_another_v_runs_on_another_kernel(device):
@@ -117,6 +129,19 @@ def test_outgrown(device, case, grow):
     outcome = run(case, device, data)
     check(case, data, outcome)
     assert run(case, device, data).bits() == outcome.bits()
+
+
+def test_one_cta_of_a_cluster_is_outgrown(device):
+    """Queries of heads from 64 on, which the second CTA has, or of those before it."""
+    for first, end in ((0, 64), (64, 128)):
+        case = BASE.replace(seqlen_kv=450, heads_q=128, splits=2)
+        data = make_data(case)
+        for q, k in zip(data.q, data.k):
+            q[:, first:end, :64] = 0
+            k[225:, :, :64] *= 60.0
+        data.k = [round_to(k, case.dtype) for k in data.k]
+        data.v = [k[..., :case.dim_v] for k in data.k]
+        check(case, data, run(case, device, data))
 
 
 @pytest.mark.parametrize("size", [1e4, 1e17])

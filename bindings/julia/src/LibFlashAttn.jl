@@ -177,6 +177,13 @@ hold for the keys before only, BLOCKS and a boolean mask for all. A sequence wit
 than `tree` has the last bits. Forward only.
 """
 const FLASHATTN_MASK_TREE = UInt32(32)
+"""
+page_table[b, j / page_size] >= 0: a negative page number hides its keys from all queries, and
+they need no memory. Where every query is a sequence of its own (batch * seqlen_q sequences of
+one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
+it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
+"""
+const FLASHATTN_MASK_PAGES = UInt32(64)
 
 # enum flashattn_bias
 # What is added to the scores, as bits.
@@ -272,7 +279,7 @@ const flashattn_layout = (VARLEN_Q = FLASHATTN_LAYOUT_VARLEN_Q, VARLEN_KV =
     FLASHATTN_LAYOUT_VARLEN_KV, PAGED_KV = FLASHATTN_LAYOUT_PAGED_KV,)
 const flashattn_mask = (CAUSAL = FLASHATTN_MASK_CAUSAL, WINDOW = FLASHATTN_MASK_WINDOW, CHUNK =
     FLASHATTN_MASK_CHUNK, TOP_LEFT = FLASHATTN_MASK_TOP_LEFT, BLOCKS = FLASHATTN_MASK_BLOCKS,
-    TREE = FLASHATTN_MASK_TREE,)
+    TREE = FLASHATTN_MASK_TREE, PAGES = FLASHATTN_MASK_PAGES,)
 const flashattn_bias = (ALIBI = FLASHATTN_BIAS_ALIBI, DENSE = FLASHATTN_BIAS_DENSE,)
 const flashattn_feature = (LSE = FLASHATTN_FEATURE_LSE, SINK = FLASHATTN_FEATURE_SINK, DLSE =
     FLASHATTN_FEATURE_DLSE, DBIAS = FLASHATTN_FEATURE_DBIAS, DSINK = FLASHATTN_FEATURE_DSINK,)
@@ -518,7 +525,10 @@ Base.@kwdef struct flashattn_args
     and dv before are not written. Not with PAGED_KV.
     """
     starts_kv::Ptr{Int32} = C_NULL
-    "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers."
+    """
+    (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with
+    PAGES a negative one hides the keys of its page.
+    """
     page_table::flashattn_tensor = flashattn_tensor()
     "Pages in the pool. Required with PAGED_KV."
     pages::Int64 = 0

@@ -166,7 +166,8 @@ attention_varlen!(o::AbstractArray, q::AbstractArray, k::AbstractArray, v::Abstr
 - `k_pages`: `(dim, heads_kv, page_size, pages)`, in the order of `page_layout = :dhsp`; `v_pages`
   likewise
 - `page_table`: (pages of a sequence, batch) integers. Token j of sequence b, both from 1, lies in
-  page `page_table[cld(j, page_size), b]`. Entries past `lens_kv` are not read
+  page `page_table[cld(j, page_size), b]`. Entries past `lens_kv` are not read. With
+  `hidden_pages = true` a number below `first_page` hides the keys of its page
 - `first_page = 1`: the number of the first page. With 0, a table of Int32 is what the library
   reads, and nothing is copied; from 1, a call makes itself a copy
 - `lens_kv`: (batch,) integers, keys in use of each sequence; `nothing`: all

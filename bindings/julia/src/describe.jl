@@ -3,7 +3,7 @@
 # Keywords of describe that set a bit whose name is another one: what comes with the bit, or what
 # comes back.
 const KEYWORDS = (WINDOW = :window, CHUNK = :chunk, BLOCKS = :block_q, TREE = :tree,
-                  PAGED_KV = :page_size, DENSE = :dtype_bias, LSE = :return_lse,
+                  PAGES = :hidden_pages, PAGED_KV = :page_size, DENSE = :dtype_bias, LSE = :return_lse,
                   DBIAS = :return_dbias, DSINK = :return_dsink)
 
 "(keyword, member of the descriptor, bit)"
@@ -37,6 +37,7 @@ A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `c
 - `return_lse`, `dlse`, `return_dbias`, `return_dsink`: further inputs and outputs, all `false`
 - `varlen_q = false`, `varlen_kv = false`: packed sequences, found by `cu_seqlens`
 - `page_size = 0`: tokens a page of a paged KV cache; 0: not paged
+- `hidden_pages = false`: whether page numbers may hide keys
 - `max_batch`, `max_seqlen_q`, `max_seqlen_kv`, `max_total_q`, `max_total_kv`: maxima, 0: none
 - `device = :cpu` or `:cuda`, `device_index = 0`, `multiprocessors = 0`, `workspace_limit = 0`,
   `tree = 0`, `descale_block = 0`: see `LibFlashAttn.flashattn_desc`

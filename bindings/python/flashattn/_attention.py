@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         window: Window
         chunk: Optional[int]
         top_left: bool
+        hidden_pages: bool
         softcap: Optional[float]
         scale: Optional[float]
         dropout: float
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 # Options of the descriptor, and options that go with the arrays.
 _DESCRIBED: Dict[str, Any] = dict(
-    causal=False, window=None, chunk=None, top_left=False, softcap=0.0, scale=None, dropout=0.0,
-    splits=0, determinism=False, threads=0, multiprocessors=0)
+    causal=False, window=None, chunk=None, top_left=False, hidden_pages=False, softcap=0.0,
+    scale=None, dropout=0.0, splits=0, determinism=False, threads=0, multiprocessors=0)
 _WITH_ARRAYS: Dict[str, Any] = dict(
     {name: None for name in BESIDE if not name.startswith("cu_seqlens") and name != "page_table"},
     rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
@@ -139,6 +140,7 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     block_mask  bool or uint8, broadcast to (batch, heads_q, query blocks, key blocks); block_q and
                 block_kv say how many tokens a block has
     tree_bits, tree  see flashattn_mask
+    hidden_pages  negative page numbers hide keys: see attention_paged()
     bias        added to the scores, float; or bool, True = visible. Broadcast to (batch, heads_q,
                 seqlen_q, seqlen_kv); keys must be contiguous
     alibi_slopes  (heads_q,) or (batch, heads_q): the score loses slope * |distance| (Press et al.
@@ -232,7 +234,9 @@ def attention_paged(  # type: ignore[misc]  # lens_kv, elsewhere an option, stan
     k, v        (pages, page_size, heads_kv, dim), in the order that page_layout says ("pshd",
                 "phsd")
     page_table  (batch, pages of a sequence) integers: token j of sequence b lies in page
-                page_table[b, j // page_size]; entries past lens_kv are not read
+                page_table[b, j // page_size]; entries past lens_kv are not read. With
+                hidden_pages=True a negative number hides the keys of its page. Sparse attention by
+                token indices: pages of 1 token, each query a sequence of its own, -1 for none
     lens_kv     (batch,) integers: keys in use of each sequence
     max_seqlen_kv  a bound of lens_kv, at most (pages of a sequence) * page_size tokens; None: that
 

@@ -139,6 +139,11 @@ class Mask(IntFlag):
     #: hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
     #: than `tree` has the last bits. Forward only.
     TREE = 32
+    #: page_table[b, j / page_size] >= 0: a negative page number hides its keys from all queries, and
+    #: they need no memory. Where every query is a sequence of its own (batch * seqlen_q sequences of
+    #: one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
+    #: it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
+    PAGES = 64
 
 
 class Bias(IntFlag):

@@ -13,6 +13,7 @@ from ._options import Determinisms, Window
 # Keywords of describe() that set a bit whose name is another one: what comes with the bit, or what
 # comes back.
 _KEYWORDS = {"window": "window", "blocks": "block_q", "paged_kv": "page_size",
+             "pages": "hidden_pages",
              "dense": "dtype_bias", "lse": "return_lse", "dbias": "return_dbias",
              "dsink": "return_dsink"}
 # (keyword, member of the descriptor, bit). Plain numbers: IntFlag arithmetic costs a microsecond a
@@ -32,7 +33,7 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
              return_lse: bool = False, forward: bool = True, backward: bool = False,
              dlse: bool = False, return_dbias: bool = False, return_dsink: bool = False,
              varlen_q: bool = False, varlen_kv: bool = False, page_size: int = 0,
-             descale_block: int = 0, splits: int = 0, determinism: Determinisms = False,
+             hidden_pages: bool = False, descale_block: int = 0, splits: int = 0, determinism: Determinisms = False,
              threads: int = 0, device: str = "cpu", max_batch: int = 0, max_seqlen_q: int = 0,
              max_seqlen_kv: int = 0, max_total_q: int = 0, max_total_kv: int = 0,
              multiprocessors: int = 0, workspace_limit: int = 0,
@@ -54,6 +55,7 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
     dlse                       whether a gradient arrives at the LSE
     varlen_q, varlen_kv        packed sequences, found by cu_seqlens
     page_size                  tokens a page of a paged KV cache; 0: not paged
+    hidden_pages               whether negative page numbers hide keys
     max_*                      maxima, 0: none; with them Plan.workspace_size() and Plan.info() need
                                no sizes
     tree, descale_block, multiprocessors, workspace_limit  see flashattn_desc

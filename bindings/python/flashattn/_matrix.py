@@ -33,6 +33,7 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("varlen", {"varlen_q": True, "varlen_kv": True}),
     ("varlen backward", {"varlen_q": True, "varlen_kv": True, "backward": True}),
     ("paged KV", {"page_size": 16}),
+    ("hidden pages", {"page_size": 1, "hidden_pages": True}),
     ("paged KV, varlen queries", {"page_size": 16, "varlen_q": True}),
     ("softcap", {"softcap": 30.0, "backward": True}),
     ("ALiBi", {"alibi": True, "backward": True}),

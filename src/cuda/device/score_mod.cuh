@@ -159,10 +159,10 @@ struct WideMembers {
     return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
   }
   // Whether no bias applies that factor, but scores must have it before they meet their maximum: it
-  // is negative, or a block mask or a tree may leave a row one key, whose weight is to be exactly
-  // 1.
+  // is negative, or a block mask, a tree or hidden pages may leave a row one key, whose weight is
+  // to be exactly 1.
   static __device__ __forceinline__ bool needs_product(const Problem& problem) {
-    return (problem.mask & (FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE)) ||
+    return (problem.mask & (FLASHATTN_MASK_BLOCKS | kKeyBitMasks)) ||
            (!Softcap::is_on(problem) && problem.scale < 0);
   }
   // The part of product_factor() that is still to be applied once scores have been modified.

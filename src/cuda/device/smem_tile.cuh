@@ -68,10 +68,11 @@ struct PagedRowView : RowView {
   int64_t page_bytes;
   int64_t page_limit;
 
-  // Row i, which lies in `page`.
+  // Row i, which lies in `page`. NULL: the page number is negative, its keys are hidden.
   __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {
+    if (page < 0) return nullptr;
     // A page number out of range is clamped: the result is wrong, but no other memory is read.
-    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
+    if (page >= page_limit) page = page_limit - 1;
     return base + page * page_bytes + i % page_size * row_bytes;
   }
 };
@@ -177,7 +178,7 @@ struct PagedCopy {
                     rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
   }
 
-  // Starts cp.async of the tile, as load_tokens() does.
+  // Starts cp.async of the tile, as load_tokens() does. Hidden rows are 0: their P is, too.
   static __device__ __forceinline__ void load(Tile tile, uint32_t smem_pages, int dim,
                                               const PagedRowView& rows, int32_t first,
                                               int32_t limit) {
@@ -193,7 +194,7 @@ struct PagedCopy {
       const uint64_t row = high << 32 | __shfl_sync(~0u, static_cast<uint32_t>(own), from);
       if (!copy.has_chunk()) continue;
       ptx::cp_async_16(copy.address(n), reinterpret_cast<const char*>(row) + copy.chunk * 16,
-                       n * Copy::kRowStep < count);
+                       n * Copy::kRowStep < count && row != 0);
     }
   }
 };

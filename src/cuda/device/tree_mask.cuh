@@ -1,5 +1,6 @@
-// Trees of drafted tokens: a bit says whether a query sees one of the last keys. The problem of the
-// kernel has a mask that hides nothing that a query may see (tree_hull()); this one hides the rest.
+// Masks with a bit for each key. Trees of drafted tokens: a bit says whether a query sees one of
+// the last keys. The problem of the kernel has a mask that hides nothing that a query may see
+// (tree_hull()); this one hides the rest. Hidden pages: the sign of a page number is the bit.
 #pragma once
 
 #include "cuda/params.h"
@@ -16,10 +17,22 @@ struct TreeMask {
   const TreeParams& params;
   int32_t b;
   Lengths len;
+  const int32_t* pages;  // PAGES: page numbers of the sequence; otherwise NULL
+  int32_t page_size;
+
+  static __device__ __forceinline__ bool is_on(const Problem& problem) {
+    return problem.mask & kKeyBitMasks;
+  }
+  static __device__ __forceinline__ TreeMask of(const TreeParams& params, const Problem& problem,
+                                                const Inputs& in, int32_t b, Lengths len) {
+    const bool hides = problem.mask & FLASHATTN_MASK_PAGES;
+    return {params, b, len, hides ? in.page_table + b * in.page_table_stride : nullptr,
+            problem.page_size};
+  }
 
   // Whether every query sees every key.
   __device__ __forceinline__ bool full(Interval queries, Interval keys) const {
-    return keys.end <= tree_begin(params.rule, len) &&
+    return !pages && keys.end <= tree_begin(params.rule, len) &&
            (sees_all(params.rule) ||
             classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
   }
@@ -37,8 +50,8 @@ struct TreeMask {
 #pragma unroll 1
     for (int x = 0; x < 2 * kGroups; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
-      const bool shown =
-          j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
+      bool shown = j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
+      if (shown && pages) shown = pages[j / page_size] >= 0;
       bits |= static_cast<uint32_t>(shown) << x;
     }
     return {bits};

@@ -81,7 +81,7 @@ uint64_t new_stamp() {
 
 bool is_modified(const Problem& p) {
   return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
-         p.has_mask(FLASHATTN_MASK_BLOCKS) || p.has_mask(FLASHATTN_MASK_TREE);
+         p.has_mask(FLASHATTN_MASK_BLOCKS | kKeyBitMasks);
 }
 
 int32_t check_current(int32_t device, const PlanContext& context) {
@@ -143,8 +143,8 @@ int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) 
 void set_problem(const Problem& problem, const Shape& shape, ForwardParams* p) {
   p->problem = problem;
   p->args.shape = shape;
-  if (!problem.has_mask(FLASHATTN_MASK_TREE)) return;
   p->tree.rule = problem.mask_rule();
+  if (!problem.has_mask(FLASHATTN_MASK_TREE)) return;
   const MaskRule hull = tree_hull(p->tree.rule);
   p->problem.mask = hull.mask;
   p->problem.window_left = hull.window_left;

@@ -29,12 +29,12 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-// Decode kernels have trees, other kernels for scores that are only scaled have not. Those decode
-// kernels that modify scores serve for scores that are only scaled, too.
+// Decode kernels have trees and hidden pages, other kernels for scores that are only scaled have
+// not. Those decode kernels that modify scores serve for scores that are only scaled, too.
 const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
-  Problem without_tree = p;
-  without_tree.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
-  const bool modified = wants_modified(p), decode_modified = wants_modified(without_tree);
+  Problem without_bits = p;
+  without_bits.mask &= ~kKeyBitMasks;
+  const bool modified = wants_modified(p), decode_modified = wants_modified(without_bits);
   return find(forward_table(), shared_memory, [&](const ForwardEntry& e) {
     const bool computes = e.decodes ? e.modified || !decode_modified : e.modified == modified;
     return computes && e.dtype == p.dtype_kv && e.size == size && e.dim_qk >= p.dim_qk &&

@@ -54,10 +54,11 @@ const Predicate kPredicates[] = {
            "multiple of 8",
            p.block_q, p.block_kv, kMinBlock);
      }},
-    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
+    {[](const Problem& p, const Device&) { return p.has_mask(kKeyBitMasks); },
      FLASHATTN_REASON_MASK_COMBINATION, "mask",
-     [](const Problem&, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "mask has TREE");
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "mask has %s",
+                     p.has_mask(FLASHATTN_MASK_TREE) ? "TREE" : "PAGES");
      }},
     {[](const Problem& p, const Device&) { return p.splits > 1; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",

@@ -104,6 +104,14 @@ const Predicate kPredicates[] = {
            "F16 or BF16, or device = CPU",
            p.tree, dtype_name(p.dtype));
      }},
+    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_PAGES); },
+     FLASHATTN_REASON_MASK_COMBINATION, "mask",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "mask has PAGES, which the GPU kernels for dtype = %s do not compute; leave "
+                     "hidden pages out of page_table, use F16 or BF16, or device = CPU",
+                     dtype_name(p.dtype));
+     }},
     {[](const Problem& p, const Device&) { return p.splits > 1; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

@@ -69,7 +69,8 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
   p.kv_box_rows = entry.tile_kv;
   if (problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
     const int32_t rows = std::gcd(problem_.page_size, entry.tile_kv);
-    p.kv_box_rows = rows < kLeastBoxRows ? 0 : rows;
+    const bool hides = problem_.has_mask(FLASHATTN_MASK_PAGES);
+    p.kv_box_rows = hides || rows < kLeastBoxRows ? 0 : rows;
   }
   p.by_row_tiles = FastDivmod::of(std::max(p.row_tiles, 1));
   p.by_group = FastDivmod::of(group);

@@ -13,9 +13,9 @@
 namespace flashattn {
 namespace {
 
-// Trees are masks by position.
+// Trees and hidden pages only hide keys.
 bool has_modified_scores(Problem p) {
-  p.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
+  p.mask &= ~kKeyBitMasks;
   return cuda::is_modified(p);
 }
 

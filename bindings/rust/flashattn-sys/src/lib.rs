@@ -430,6 +430,11 @@ impl flashattn_mask {
     /// hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
     /// than `tree` has the last bits. Forward only.
     pub const TREE: Self = Self(32);
+    /// page_table\[b, j / page_size\] >= 0: a negative page number hides its keys from all queries, and
+    /// they need no memory. Where every query is a sequence of its own (batch * seqlen_q sequences of
+    /// one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
+    /// it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
+    pub const PAGES: Self = Self(64);
 
     /// The names of all values known here, each with its number.
     #[rustfmt::skip]
@@ -440,6 +445,7 @@ impl flashattn_mask {
         ("TOP_LEFT", 8),
         ("BLOCKS", 16),
         ("TREE", 32),
+        ("PAGES", 64),
     ];
 
     /// Whether all bits of `other` are set.
@@ -925,7 +931,8 @@ pub struct flashattn_args {
     /// masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
     /// and dv before are not written. Not with PAGED_KV.
     pub starts_kv: *const i32,
-    /// (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers.
+    /// (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with
+    /// PAGES a negative one hides the keys of its page.
     pub page_table: flashattn_tensor,
     /// Pages in the pool. Required with PAGED_KV.
     pub pages: i64,
@@ -2057,7 +2064,7 @@ macro_rules! arrays {
             { 2, lens_q, i32, "(batch); i32; optional. Tokens in use of each sequence, at most its capacity." }
             { 3, lens_kv, i32, "(batch); i32; optional." }
             { 4, starts_kv, i32, "(batch); i32; optional. Left padding: keys before starts_kv\\[b\\] do not exist. Key positions, of\nmasks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk\nand dv before are not written. Not with PAGED_KV." }
-            { 5, page_table, i32, "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers." }
+            { 5, page_table, i32, "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with\nPAGES a negative one hides the keys of its page." }
             { 6, bias, any, "(batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE." }
             { 7, alibi_slopes, f32, "(batch, heads_q); f32; required with ALIBI." }
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
@@ -2436,7 +2443,7 @@ mod tests {
     #[test]
     fn layout_of_mask() {
         assert_eq!(size_of::<flashattn_mask>(), size_of::<u32>());
-        assert_eq!(flashattn_mask::NAMES.len(), 6);
+        assert_eq!(flashattn_mask::NAMES.len(), 7);
     }
 
     #[test]

@@ -142,6 +142,13 @@ impl DescBuilder {
         self
     }
 
+    /// Negative page numbers hide the keys of their pages: see
+    /// [`Inputs::page_table`](crate::Inputs::page_table).
+    pub fn hidden_pages(mut self) -> Self {
+        self.desc.mask |= sys::flashattn_mask::PAGES.0;
+        self
+    }
+
     /// Hides keys after the query. With Sq, Sk the lengths of a sequence, query i sees key j when
     /// j <= i + Sk - Sq; see [`DescBuilder::top_left`].
     pub fn causal(mut self) -> Self {

@@ -238,7 +238,7 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
     const auto row = rows_of_lane();
-    hide_by_tree(params_, s, columns, lane_, row);
+    hide_by_bits(params_, s, columns, lane_, row);
     if (columns.begin >= full_keys_.begin && columns.end <= full_keys_.end) return;
     const Interval keys = intersect(columns, keys_);
     const int32_t first = begin + lane_ % 4 * 2;

@@ -270,7 +270,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       }
     }
     if constexpr (ScoreMod::template kHas<TreeMask>) {
-      hide_by_tree(params_, s, columns, own.lane_,
+      hide_by_bits(params_, s, columns, own.lane_,
                    [&own](int mma_m, int half) { return no_hoist(own.row_of(mma_m, half)); });
     }
     if (block_mask_full) return;

@@ -73,9 +73,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     MlaProducer<Config> producer(params, ptx::shared_address(shared), storage);
-    producer.load_tiles();
-    end_first_pass(params);
-    if (storage.is_redo()) producer.load_tiles();
+#pragma unroll 1
+    for (bool redo = false;;) {
+      producer.load_tiles();
+      if (redo) break;
+      end_first_pass(params);
+      redo = storage.is_redo();
+      if (!redo) break;
+    }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     MlaMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();

@@ -75,6 +75,7 @@ class MlaConsumer {
 
   // Sets scores of tile n that are hidden from their rows to -inf.
   __device__ __forceinline__ void mask(int32_t n) {
+    if (params_.common.problem.mask & FLASHATTN_MASK_PAGES) mask_by_pages();
     if (n >= tile().full_tiles.begin && n < tile().full_tiles.end) return;
     if (params_.common.problem.mask & FLASHATTN_MASK_TREE) return mask_by_tree(n);
     const int32_t first = n * kTileKv + lane() % 4 * 2;
@@ -180,6 +181,7 @@ class MlaConsumer {
       outside |= base_[mi] != -INFINITY &&
                  !(fabsf(base_[mi]) <= (keys == 1 ? kLargeScore : kRedoScore) / kWideUnit);
       outside |= keys > 0 && !(sum >= FLT_MIN);
+      outside |= base_[mi] == -INFINITY && sum > 0.0f;  // its first tiles were hidden
       bad |= outside && r < tile().rows;
       // P of a single key rounds to 1, and O is V of that key to the last digit.
       row_sum_[mi] = keys == 1 && sum > 0.0f ? 1.0f : sum;
@@ -199,13 +201,27 @@ class MlaConsumer {
  private:
   // Splits begin at multiples of a tile, so that no tile has keys of two.
   __device__ __forceinline__ void mask_by_tree(int32_t n) {
-    const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}};
+    const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}, nullptr, 1};
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const int32_t r = min(row() + mi * 8, tile().rows - 1);
       const int32_t query = mla_row(params_, tile().first_row, 0, r).query;
       tree.shown_keys<kTileKv / 8>(query, n * kTileKv, lane()).forward(SRowLayout{mi}, s_);
     }
+  }
+
+  // By the bits of the producer, for the tile in this warpgroup's stage.
+  __device__ __forceinline__ void mask_by_pages() {
+    const volatile uint64_t* const words = storage_.shown_kv[warpgroup_];
+    const uint64_t shown = words[0] | words[1];
+    if (shown == ~uint64_t{0}) return;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int n = 0; n < kTileKv / 8; ++n) {
+      bits |= static_cast<uint32_t>(shown >> (8 * n + lane() % 4 * 2) & 3) << 2 * n;
+    }
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) BitMask{bits}.forward(SRowLayout{mi}, s_);
   }
 
   // The sum of a tile comes first, so that a large row sum is rounded once per tile.

@@ -126,33 +126,65 @@ class MlaProducer {
     }
   }
 
-  // Copies tile n, whose pages have been looked up, and looks up those of the next one meanwhile.
+  // A warp has four rows of every eight, and eight lanes for each.
+  __device__ __forceinline__ void store_shown_kv() const {
+    const int32_t warp = threadIdx.x / 32 % 2;
+    uint64_t shown = 0;
+#pragma unroll
+    for (int x = 0; x < kRows; ++x) {
+      const uint32_t lanes = __ballot_sync(~0u, pages_[x] >= 0);
+      const uint32_t rows = (lanes & 1) | (lanes >> 7 & 2) | (lanes >> 14 & 4) | (lanes >> 21 & 8);
+      shown |= static_cast<uint64_t>(rows) << (x * kRowStep + warp * 4);
+    }
+    if (threadIdx.x % 32 == 0) storage_.shown_kv[stage_][warp] = shown;
+  }
+
+  // Copies tile n, whose pages have been looked up, in the two parts of the stage, and looks up
+  // those of the next one meanwhile.
   __device__ __forceinline__ void load_rows(int32_t n) {
     const cuda::ForwardParams& common = params_.common;
     const Inputs& in = common.args.inputs;
-    const PagedRowView rows{{tensor_row(in.k, 2, 0, tile().kv_head, 0), in.k.stride_seq * 2},
+    const PagedRowView view{{tensor_row(in.k, 2, 0, tile().kv_head, 0), in.k.stride_seq * 2},
                             nullptr,
                             common.problem.page_size,
                             in.k.stride_batch * 2,
                             in.pages};
     const int32_t chunk = threadIdx.x % 8, limit = tile().len.kv;
-    for (auto& empty : storage_.empty[stage_]) empty.wait(state_.phase() ^ 1);
+    const char* rows[kRows];  // NULL: past the last key, or hidden
 #pragma unroll
     for (int x = 0; x < kRows; ++x) {
-      const int32_t r = first_row() + x * kRowStep, key = n * kTileKv + r;
-      const char* const from = rows.row(pages_[x], key) + chunk * 16;
-      const int32_t columns = key < limit ? common.problem.dim_qk - chunk * 8 : 0;
-      const uint32_t to = to_ + r * 128 + ((chunk ^ (r & 7)) << 4);
-#pragma unroll 1
-      for (int32_t p = 0; p < Config::kPanels; ++p) {
-        ptx::cp_async_16(to + p * kPanelBytes, from + p * 128, p * 64 < columns);
-      }
+      const int32_t key = n * kTileKv + first_row() + x * kRowStep;
+      rows[x] = key < limit ? view.row(pages_[x], key) : nullptr;
     }
-    ptx::cp_async_commit();
+#pragma unroll 1
+    for (int y = 0; y < 2; ++y) {
+      storage_.empty[stage_][part(y)].wait(state_.phase() ^ 1);
+      if (y == 0 && common.problem.mask & FLASHATTN_MASK_PAGES) store_shown_kv();
+      const int32_t first = part(y) * Config::kHalfPanels;
+      const int32_t panels =
+          Config::kHalfPanels + (y == 0 ? 0 : Config::kPanels - Config::kPanelsV);
+#pragma unroll 1
+      for (int32_t p = 0; p < panels; ++p) {
+        const int32_t panel =
+            p < Config::kHalfPanels ? first + p : Config::kPanelsV + p - Config::kHalfPanels;
+        const bool exists = panel * 64 + chunk * 8 < common.problem.dim_qk;
+        const int32_t at = panel * 128 + chunk * 16;
+#pragma unroll
+        for (int x = 0; x < kRows; ++x) {
+          const int32_t r = first_row() + x * kRowStep;
+          ptx::cp_async_16(to_ + panel * kPanelBytes + r * 128 + ((chunk ^ (r & 7)) << 4),
+                           rows[x] + at, exists && rows[x]);
+        }
+      }
+      ptx::cp_async_commit();
+    }
     look_up_rows(n + Config::kStages);
+    ptx::cp_async_wait<1>();
+    ptx::fence_async_proxy();
+    storage_.full[stage_][part(0)].arrive();
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
-    for (auto& full : storage_.full[stage_]) full.arrive();
+    storage_.full[stage_][part(1)].arrive();
   }
 
   const MlaParams& params_;
