@@ -33,9 +33,7 @@ class Case:
     dropout: float = 0.0
     repeatable: bool = False  # determinism = RUN_TO_RUN
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged
-    # Of one cache, of which each sequence reads seqlen_kv, by index (mask bit PAGES, pages of 1); 0:
-    # each has a cache of its own
-    tokens: int = 0
+    tokens: int = 0  # of one cache, of which each sequence reads seqlen_kv by index; 0: none
     # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. Decoding: one has
     # seqlen_kv keys, the others a sixteenth of them
     uneven: bool = False
@@ -220,8 +218,7 @@ class Case:
         if self.repeatable:
             words.append("repeatable")
         if self.page_size:
-            words.append(f"of {self.tokens} by index" if self.tokens
-                         else f"pages of {self.page_size}")
+            words.append(f"by index of {self.tokens}" if self.tokens else f"pages of {self.page_size}")
         if self.parts:
             words.append(f"{self.parts} parts")
         if self.first_token:

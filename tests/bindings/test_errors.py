@@ -226,6 +226,7 @@ def test_the_field_that_is_past_its_range_is_named():
     (dict(page_size=16, varlen_kv=True), "PAGED_KV", "layout"),
     (dict(block_kv=16), "BLOCKS", "block_kv"),
     (dict(tree=3, backward=True), "TREE, which is for forward only", "mask"),
+    (dict(hidden_pages=True), "PAGES, by which page_table hides keys", "mask"),
     (dict(tree=257), "tree = 257 is above 256", "tree"),
     (dict(descale_block=4), "F8E4M3", "descale_block"),
     (dict(dtype="bool"), "dtype = 'bool' is none of float32, float16, bfloat16, float8", "dtype"),

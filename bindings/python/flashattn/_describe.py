@@ -33,11 +33,11 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
              return_lse: bool = False, forward: bool = True, backward: bool = False,
              dlse: bool = False, return_dbias: bool = False, return_dsink: bool = False,
              varlen_q: bool = False, varlen_kv: bool = False, page_size: int = 0,
-             hidden_pages: bool = False, descale_block: int = 0, splits: int = 0, determinism: Determinisms = False,
-             threads: int = 0, device: str = "cpu", max_batch: int = 0, max_seqlen_q: int = 0,
-             max_seqlen_kv: int = 0, max_total_q: int = 0, max_total_kv: int = 0,
-             multiprocessors: int = 0, workspace_limit: int = 0,
-             dtype_grad: Optional[DTypeLike] = None) -> Descriptor:
+             hidden_pages: bool = False, descale_block: int = 0, splits: int = 0,
+             determinism: Determinisms = False, threads: int = 0, device: str = "cpu",
+             max_batch: int = 0, max_seqlen_q: int = 0, max_seqlen_kv: int = 0,
+             max_total_q: int = 0, max_total_kv: int = 0, multiprocessors: int = 0,
+             workspace_limit: int = 0, dtype_grad: Optional[DTypeLike] = None) -> Descriptor:
     """Describes a family of calls, for Plan, check and supported. The names are those of
     flashattn_desc, and of its bits.
 

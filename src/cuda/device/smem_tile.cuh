@@ -68,11 +68,10 @@ struct PagedRowView : RowView {
   int64_t page_bytes;
   int64_t page_limit;
 
-  // Row i, which lies in `page`. NULL: the page number is negative, its keys are hidden.
+  // Row i, which lies in `page`.
   __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {
-    if (page < 0) return nullptr;
     // A page number out of range is clamped: the result is wrong, but no other memory is read.
-    if (page >= page_limit) page = page_limit - 1;
+    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
     return base + page * page_bytes + i % page_size * row_bytes;
   }
 };
@@ -178,7 +177,8 @@ struct PagedCopy {
                     rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
   }
 
-  // Starts cp.async of the tile, as load_tokens() does. Hidden rows are 0: their P is, too.
+  // Starts cp.async of the tile, as load_tokens() does. Rows of negative page numbers, which hide
+  // keys, become 0: no NaN meets their P.
   static __device__ __forceinline__ void load(Tile tile, uint32_t smem_pages, int dim,
                                               const PagedRowView& rows, int32_t first,
                                               int32_t limit) {
@@ -186,6 +186,8 @@ struct PagedCopy {
     const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + row_of_lane()));
     const Copy copy(tile);
     const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
+    const uint32_t hidden =  // bit n * kWarpRows: of this thread's n-th row
+        __ballot_sync(~0u, page < 0) >> threadIdx.x % 32 / Copy::kThreadsPerRow;
     // Kernels with large heads have fewer registers to spare.
 #pragma unroll(Copy::kThreadsPerRow > 16 ? 2 : 4)
     for (int n = 0; n < Copy::kSteps; ++n) {
@@ -194,7 +196,7 @@ struct PagedCopy {
       const uint64_t row = high << 32 | __shfl_sync(~0u, static_cast<uint32_t>(own), from);
       if (!copy.has_chunk()) continue;
       ptx::cp_async_16(copy.address(n), reinterpret_cast<const char*>(row) + copy.chunk * 16,
-                       n * Copy::kRowStep < count && row != 0);
+                       n * Copy::kRowStep < count && !(hidden >> n * kWarpRows & 1));
     }
   }
 };

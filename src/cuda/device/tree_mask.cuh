@@ -17,22 +17,10 @@ struct TreeMask {
   const TreeParams& params;
   int32_t b;
   Lengths len;
-  const int32_t* pages;  // PAGES: page numbers of the sequence; otherwise NULL
-  int32_t page_size;
-
-  static __device__ __forceinline__ bool is_on(const Problem& problem) {
-    return problem.mask & kKeyBitMasks;
-  }
-  static __device__ __forceinline__ TreeMask of(const TreeParams& params, const Problem& problem,
-                                                const Inputs& in, int32_t b, Lengths len) {
-    const bool hides = problem.mask & FLASHATTN_MASK_PAGES;
-    return {params, b, len, hides ? in.page_table + b * in.page_table_stride : nullptr,
-            problem.page_size};
-  }
 
   // Whether every query sees every key.
   __device__ __forceinline__ bool full(Interval queries, Interval keys) const {
-    return !pages && keys.end <= tree_begin(params.rule, len) &&
+    return keys.end <= tree_begin(params.rule, len) &&
            (sees_all(params.rule) ||
             classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
   }
@@ -50,9 +38,29 @@ struct TreeMask {
 #pragma unroll 1
     for (int x = 0; x < 2 * kGroups; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
-      bool shown = j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
-      if (shown && pages) shown = pages[j / page_size] >= 0;
+      const bool shown =
+          j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
       bits |= static_cast<uint32_t>(shown) << x;
+    }
+    return {bits};
+  }
+};
+
+// PAGES, of one sequence. Queries do not differ.
+struct PageMask {
+  const Problem& problem;
+  const Inputs& in;
+  int32_t b, keys;
+
+  // As TreeMask::shown_keys().
+  template <int kGroups>
+  __device__ __forceinline__ BitMask shown_keys(int32_t first, int32_t lane) const {
+    const int32_t* const pages = in.page_table + b * in.page_table_stride;
+    uint32_t bits = ~0u;
+#pragma unroll 1
+    for (int x = 0; x < 2 * kGroups; ++x) {
+      const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
+      if (j < keys && pages[j / problem.page_size] < 0) bits &= ~(1u << x);
     }
     return {bits};
   }

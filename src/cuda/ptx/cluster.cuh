@@ -35,6 +35,14 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The same where `barrier` is not 0, without a branch that the compiler sees.
+__device__ __forceinline__ void mbarrier_arrive_remote_if(uint32_t barrier) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %0, 0; @p mbarrier.arrive.shared::cluster.b64 _, [%0];}" ::"r"(
+          barrier)
+      : "memory");
+}
+
 // mbarrier_wait for a barrier of this CTA at which other CTAs of the cluster arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -149,8 +149,8 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
 cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
   const bool many = params.max_splits >= kMinPartsForCta;
   const int32_t rows = many ? 1 : kWarps, log2 = log2_queries(rows, params.partial_queries);
-  dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
-                       1 << log2);
+  dim3 grid =
+      row_grid(params.args.shape.batch, params.problem.heads_q, params.partial_queries, 1 << log2);
   grid.x = static_cast<unsigned>(ceil_div(grid.x, rows >> log2));
   // A few CTAs wait for memory once for each slice of columns.
   if (int64_t{grid.x} * grid.y <= kFewCtas) {

@@ -75,8 +75,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
   for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
   const float inverse = total == 0.0f ? 0.0f : factor * ptx::reciprocal(total);
 #pragma unroll 1
-  for (int32_t column = first_column; column - lane * 4 < row.dim;
-       column += row.slice_step * 128) {
+  for (int32_t column = first_column; column - lane * 4 < row.dim; column += row.slice_step * 128) {
     float sums[kOwnChains][4] = {}, weights = 0.0f;
 #pragma unroll 1
     for (int32_t begin = 0; begin < row.parts; begin += kBatch) {

@@ -83,7 +83,7 @@ struct RowEpilogue : FwdWorkTile {
       return v_ + key * v.stride_seq * kSize;
     }
     const PagedRowView rows = paged_rows<kSize>(params_, v, v_);
-    return rows.row(max(rows.pages[key / rows.page_size], 0), key);
+    return rows.row(rows.pages[key / rows.page_size], key);
   }
 
   // Whether this CTA stores O as fp32, and where a row of it lies.

@@ -151,15 +151,21 @@ struct FwdWorkTile {
     }
   }
 
-  // Sets scores of keys to -inf that the tree's bits hide, the masks of the keys before it, or a
-  // page number. row_of(mma_m, half): rows of the lane.
+  // Sets scores of keys to -inf that page numbers or the tree's bits hide, or the masks of the keys
+  // before it. row_of(mma_m, half): rows of the lane.
   template <int kMmaM, int kGroups, class RowOf>
   __device__ __forceinline__ void hide_by_bits(const ForwardParams& params,
                                                float (&s)[kMmaM][kGroups][4], Interval columns,
                                                int lane, RowOf row_of) const {
-    if (!TreeMask::is_on(params.problem)) return;
-    const TreeMask tree =
-        TreeMask::of(params.tree, params.problem, params.args.inputs, b_, seqlen_.len);
+    const Problem& problem = params.problem;
+    if (problem.mask & FLASHATTN_MASK_PAGES) {
+      const PageMask pages{problem, params.args.inputs, b_, seqlen_.len.kv};
+      const BitMask shown = pages.shown_keys<kGroups>(columns.begin, lane);
+#pragma unroll
+      for (int x = 0; x < kMmaM * 2; ++x) shown.forward(SRowLayout{x % 2}, flat(s[x / 2]));
+    }
+    if (!(problem.mask & FLASHATTN_MASK_TREE)) return;
+    const TreeMask tree{params.tree, b_, seqlen_.len};
     if (tree.full(queries_, columns)) return;
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {

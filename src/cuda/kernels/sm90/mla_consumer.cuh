@@ -75,8 +75,11 @@ class MlaConsumer {
 
   // Sets scores of tile n that are hidden from their rows to -inf.
   __device__ __forceinline__ void mask(int32_t n) {
-    if (params_.common.problem.mask & FLASHATTN_MASK_PAGES) mask_by_pages();
     if (n >= tile().full_tiles.begin && n < tile().full_tiles.end) return;
+    if (params_.common.problem.mask & FLASHATTN_MASK_PAGES) {
+      mask_by_pages();
+      if (n >= tile().page_tiles.begin && n < tile().page_tiles.end) return;
+    }
     if (params_.common.problem.mask & FLASHATTN_MASK_TREE) return mask_by_tree(n);
     const int32_t first = n * kTileKv + lane() % 4 * 2;
 #pragma unroll
@@ -201,7 +204,7 @@ class MlaConsumer {
  private:
   // Splits begin at multiples of a tile, so that no tile has keys of two.
   __device__ __forceinline__ void mask_by_tree(int32_t n) {
-    const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}, nullptr, 1};
+    const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}};
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const int32_t r = min(row() + mi * 8, tile().rows - 1);

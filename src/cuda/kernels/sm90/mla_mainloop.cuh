@@ -14,13 +14,15 @@ class MlaMainloop : MlaEpilogue<Config> {
   using Base::s_, Base::o_, Base::kTileKv;
   using Base::tile, Base::lane, Base::row;
   static constexpr int kPanelBytes = Config::kPanelBytes;
+  static constexpr uint32_t kStageBarriers = 2 * sizeof(Barrier);  // bytes of empty[stage]
 
  public:
   __device__ __forceinline__ MlaMainloop(const MlaParams& params, uint32_t shared,
                                          typename Config::SharedStorage& storage, int32_t warpgroup)
       : Base(params, shared, storage, warpgroup),
         own_(shared + Config::kKOffset + warpgroup * Config::kStageBytes),
-        other_(shared + Config::kKOffset + (1 - warpgroup) * Config::kStageBytes) {}
+        other_(shared + Config::kKOffset + (1 - warpgroup) * Config::kStageBytes),
+        second_empty_(empty_of(ptx::cluster_rank() ^ (params.cluster_size - 1))) {}
 
   __device__ __forceinline__ void run() {
     this->load_q();
@@ -32,6 +34,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       end_first_pass(params_);
       redo = storage_.is_redo();
       if (!redo) break;
+      second_empty_ = empty_of(ptx::cluster_rank());
     }
     this->store();
   }
@@ -167,18 +170,10 @@ class MlaMainloop : MlaEpilogue<Config> {
     ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
   }
 
-  // Releases this warpgroup's half of V in a stage, in a cluster to both producers. In a redo this
-  // CTA's producer alone fills the stage.
+  // Releases this warpgroup's half of V in a stage, in a cluster to both producers.
   __device__ __forceinline__ void release(int32_t stage) const {
-    if (threadIdx.x % 128 != 0) return;
-    Barrier& empty = storage_.empty[stage][warpgroup_];
-    empty.arrive();
-    if (params_.cluster_size == 1) return;
-    if (storage_.is_redo()) {
-      empty.arrive();
-    } else {
-      empty.arrive_peer();
-    }
+    if (threadIdx.x % 128 == 0) storage_.empty[stage][warpgroup_].arrive();
+    ptx::mbarrier_arrive_remote_if(second_empty_ == 0 ? 0 : second_empty_ + stage * kStageBarriers);
   }
 
   // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.
@@ -265,7 +260,15 @@ class MlaMainloop : MlaEpilogue<Config> {
     for (int i = 0; i < Config::kDimV / 4; ++i) o_[i] *= o_scale[i / 2 % 2];
   }
 
+  // Where the thread that releases stages arrives a second time in a cluster: the address of
+  // empty[0][warpgroup] in the CTA of a rank. Otherwise 0.
+  __device__ __forceinline__ uint32_t empty_of(uint32_t rank) const {
+    const uint32_t address = ptx::mapa(storage_.empty[0][warpgroup_].address(), rank);
+    return params_.cluster_size > 1 && threadIdx.x % 128 == 0 ? address : 0;
+  }
+
   const uint32_t own_, other_;  // the stages of K
+  uint32_t second_empty_;       // of the other CTA; in a redo, whose stages this CTA fills, of this
   PipelineState<1> own_state_;
   uint32_t p_[kTileKv / 4];
 };

@@ -154,7 +154,7 @@ class MlaProducer {
 #pragma unroll
     for (int x = 0; x < kRows; ++x) {
       const int32_t key = n * kTileKv + first_row() + x * kRowStep;
-      rows[x] = key < limit ? view.row(pages_[x], key) : nullptr;
+      rows[x] = key < limit && pages_[x] >= 0 ? view.row(pages_[x], key) : nullptr;
     }
 #pragma unroll 1
     for (int y = 0; y < 2; ++y) {

@@ -80,9 +80,9 @@ struct MlaParams {
   CUtensorMap k;               // (column, row, head, batch or page)
   cuda::ForwardParams common;  // without its tiles of rows: cta_queries to q_tiles, swizzle
   int32_t row_tiles;           // CTAs for the rows of a sequence's KV head
-  int32_t kv_box_rows;         // rows of a TMA box of K; 0: pages are small or hidden, threads copy rows
-  int32_t cluster_size;        // 2: CTAs of row tiles 2n and 2n + 1 load K for both, by multicast
-  int32_t releases_early;      // stages are released as soon as possible: memory is the limit
+  int32_t kv_box_rows;   // rows of a TMA box of K; 0: pages are small or hidden, threads copy rows
+  int32_t cluster_size;  // 2: CTAs of row tiles 2n and 2n + 1 load K for both, by multicast
+  int32_t releases_early;  // stages are released as soon as possible: memory is the limit
   FastDivmod by_row_tiles, by_group, by_page_size;  // by_group: q_heads_per_kv_head
 };
 

@@ -10,6 +10,9 @@ inline void cluster_arrive() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
 inline uint32_t mapa(uint32_t address, uint32_t rank) { return emulator::mapa(address, rank); }
 inline void mbarrier_arrive_remote(uint32_t barrier) { emulator::mbarrier_arrive_remote(barrier); }
+inline void mbarrier_arrive_remote_if(uint32_t barrier) {
+  if (barrier != 0) mbarrier_arrive_remote(barrier);
+}
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
