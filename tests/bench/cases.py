@@ -218,7 +218,8 @@ class Case:
         if self.repeatable:
             words.append("repeatable")
         if self.page_size:
-            words.append(f"by index of {self.tokens}" if self.tokens else f"pages of {self.page_size}")
+            words.append(f"by index of {self.tokens}" if self.tokens
+                         else f"pages of {self.page_size}")
         if self.parts:
             words.append(f"{self.parts} parts")
         if self.first_token:

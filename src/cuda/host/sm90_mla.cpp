@@ -114,7 +114,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   const bool even = p.row_tiles % 2 == 0 && !args.inputs.lens_q &&
                     !problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.cluster_size = even && p.kv_box_rows > 0 ? 2 : 1;
-  p.releases_early = p.row_tiles == 1;
+  p.releases_early = p.row_tiles == 1 || p.kv_box_rows == 0;
   if (p.kv_box_rows > 0) {
     const int64_t rows = paged ? problem_.page_size : varlen ? shape.total_kv : shape.seqlen_kv;
     const int64_t batch = paged ? args.inputs.pages : varlen ? 1 : shape.batch;

@@ -18,8 +18,7 @@ struct MlaWorkTile {
   Lengths len;
   int64_t offset_q, offset_kv;
   Interval tiles;       // some row sees a key
-  Interval full_tiles;  // every row sees every key
-  Interval page_tiles;  // every row sees every key whose page is not hidden
+  Interval full_tiles;  // every row sees every key, hidden pages aside
   int32_t fixed_begin;  // from this tile on every row has seen a key before
 };
 
@@ -97,16 +96,13 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   const KeySpan span = tree ? tree_span(common.tree.rule, queries, tile.len)
                             : key_span(problem.mask_rule(), queries, tile.len);
   const Interval any = intersect(span.any, keys), all = intersect(span.all, keys);
-  tile.tiles = tile.full_tiles = tile.page_tiles = {0, 0};
+  tile.tiles = tile.full_tiles = {0, 0};
   tile.fixed_begin = INT32_MAX;
   if (any.begin < any.end) {
     tile.tiles = {any.begin / kMlaTileKv, (any.end - 1) / kMlaTileKv + 1};
   }
   if (all.begin < all.end) {
-    const Interval full{(all.begin + kMlaTileKv - 1) / kMlaTileKv, all.end / kMlaTileKv};
-    const bool hides = problem.mask & FLASHATTN_MASK_PAGES;
-    tile.full_tiles = hides ? Interval{0, 0} : full;
-    tile.page_tiles = full;
+    tile.full_tiles = {(all.begin + kMlaTileKv - 1) / kMlaTileKv, all.end / kMlaTileKv};
     tile.fixed_begin = all.begin / kMlaTileKv + 1;
   }
   return true;

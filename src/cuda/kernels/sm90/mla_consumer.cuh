@@ -73,13 +73,25 @@ class MlaConsumer {
     exchange_sync();
   }
 
+  // PAGES: sets scores of the tile in this warpgroup's stage to -inf that the producer's bits hide.
+  __device__ __forceinline__ void mask_by_pages() {
+    if (!(params_.common.problem.mask & FLASHATTN_MASK_PAGES)) return;
+    const volatile uint64_t* const words = storage_.shown_kv[warpgroup_];
+    const uint64_t shown = words[0] | words[1];
+    if (shown == ~uint64_t{0}) return;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int n = 0; n < kTileKv / 8; ++n) {
+      bits |= static_cast<uint32_t>(shown >> (8 * n + lane() % 4 * 2) & 3) << 2 * n;
+    }
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) BitMask{bits}.forward(SRowLayout{mi}, s_);
+  }
+
   // Sets scores of tile n that are hidden from their rows to -inf.
   __device__ __forceinline__ void mask(int32_t n) {
+    mask_by_pages();
     if (n >= tile().full_tiles.begin && n < tile().full_tiles.end) return;
-    if (params_.common.problem.mask & FLASHATTN_MASK_PAGES) {
-      mask_by_pages();
-      if (n >= tile().page_tiles.begin && n < tile().page_tiles.end) return;
-    }
     if (params_.common.problem.mask & FLASHATTN_MASK_TREE) return mask_by_tree(n);
     const int32_t first = n * kTileKv + lane() % 4 * 2;
 #pragma unroll
@@ -211,20 +223,6 @@ class MlaConsumer {
       const int32_t query = mla_row(params_, tile().first_row, 0, r).query;
       tree.shown_keys<kTileKv / 8>(query, n * kTileKv, lane()).forward(SRowLayout{mi}, s_);
     }
-  }
-
-  // By the bits of the producer, for the tile in this warpgroup's stage.
-  __device__ __forceinline__ void mask_by_pages() {
-    const volatile uint64_t* const words = storage_.shown_kv[warpgroup_];
-    const uint64_t shown = words[0] | words[1];
-    if (shown == ~uint64_t{0}) return;
-    uint32_t bits = 0;
-#pragma unroll
-    for (int n = 0; n < kTileKv / 8; ++n) {
-      bits |= static_cast<uint32_t>(shown >> (8 * n + lane() % 4 * 2) & 3) << 2 * n;
-    }
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) BitMask{bits}.forward(SRowLayout{mi}, s_);
   }
 
   // The sum of a tile comes first, so that a large row sum is rounded once per tile.

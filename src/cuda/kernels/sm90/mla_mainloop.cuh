@@ -40,28 +40,34 @@ class MlaMainloop : MlaEpilogue<Config> {
   }
 
  private:
-  // Computes O and row sums over all tiles. redo: with online softmax in every step.
+  // Computes O and row sums over all tiles. redo: with online softmax in every step. Otherwise
+  // pairs of tiles that every row sees whole have a fixed base once every row has seen a key.
   __device__ __forceinline__ void pass(bool redo) {
     this->reset();
     const int32_t end = tile().tiles.end, pairs_end = end - 1;
-    const int32_t fixed = redo ? INT32_MAX : tile().fixed_begin;
+    const int32_t fixed_begin = max(tile().fixed_begin, tile().full_tiles.begin);
+    const int32_t fixed_end = redo ? 0 : min(tile().full_tiles.end, end) - 1;
     const float slack = redo ? 0.0f : Base::kBaseSlack / kWideUnit;
     int32_t n = tile().tiles.begin;
 #pragma unroll 1
-    for (; n < pairs_end && n < fixed; n += 2) step<true, true, true>(n, slack);
-    if (params_.releases_early) {
-      if (warpgroup_ == 1 && n < pairs_end) other_tile();
+    while (n < pairs_end) {
+      if (n < fixed_begin || n >= fixed_end) {
+        step<true, true, true>(n, slack);
+        n += 2;
+      } else if (params_.releases_early) {
+        if (warpgroup_ == 1) other_tile();
 #pragma unroll 1
-      for (; n < pairs_end; n += 2) {
-        own_tile(n + warpgroup_);
-        if (warpgroup_ == 0 || n + 2 < pairs_end) other_tile();
+        for (; n < fixed_end; n += 2) {
+          own_tile(n + warpgroup_);
+          if (warpgroup_ == 0 || n + 2 < fixed_end) other_tile();
+        }
+      } else if (warpgroup_ == 0) {
+#pragma unroll 1
+        for (; n < fixed_end; n += 2) step<false, true, true>(n, slack);
+      } else {
+#pragma unroll 1
+        for (; n < fixed_end; n += 2) second_step(n);
       }
-    } else if (warpgroup_ == 0) {
-#pragma unroll 1
-      for (; n < pairs_end; n += 2) step<false, true, true>(n, slack);
-    } else {
-#pragma unroll 1
-      for (; n < pairs_end; n += 2) second_step(n);
     }
     // The last tile has no pair.
     if (n < end) {
@@ -82,8 +88,12 @@ class MlaMainloop : MlaEpilogue<Config> {
       gemm_qk();
       ptx::wgmma_wait<0>();
       ptx::reg_fence(s_);
-      if constexpr (kOnline) this->scale_scores();
-      this->mask(n + warpgroup_);
+      if constexpr (kOnline) {
+        this->scale_scores();
+        this->mask(n + warpgroup_);
+      } else {
+        this->mask_by_pages();
+      }
     }
     if constexpr (kOnline) {
       this->update_base(kOwn, slack, o_scale);
@@ -95,7 +105,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       } else {
         this->exp2_scaled();
       }
-      hand_over_p(n + warpgroup_);
+      hand_over_p<!kOnline>(n + warpgroup_);
       gemm_pv_own();
     }
     if constexpr (kOther) {
@@ -121,9 +131,9 @@ class MlaMainloop : MlaEpilogue<Config> {
     gemm_pv_other();
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s_);
-    this->mask(n + warpgroup_);
+    this->mask_by_pages();
     this->exp2_scaled();
-    hand_over_p(n + warpgroup_);
+    hand_over_p<true>(n + warpgroup_);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
     release(1 - warpgroup_);
@@ -141,9 +151,9 @@ class MlaMainloop : MlaEpilogue<Config> {
     gemm_qk();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s_);
-    this->mask(n);
+    this->mask_by_pages();
     this->exp2_scaled();
-    hand_over_p(n);
+    hand_over_p<true>(n);
     gemm_pv_own();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
@@ -159,13 +169,14 @@ class MlaMainloop : MlaEpilogue<Config> {
     release(1 - warpgroup_);
   }
 
-  // Packs P, in s_, of tile n, and stores it for the other warpgroup.
+  // Packs P, in s_, of tile n, and stores it for the other warpgroup. kWhole: of a whole tile.
+  template <bool kWhole>
   __device__ __forceinline__ void hand_over_p(int32_t n) {
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
     this->warpgroup_sync();  // all warps have read the panel that P replaces
     store_p();
-    zero_v_tail(n);
+    if constexpr (!kWhole) zero_v_tail(n);
     ptx::fence_async_proxy();
     ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
   }
