@@ -175,8 +175,7 @@ class Case:
         batch, rows, keys = ((1, sum(self.lengths()), sum(self.key_lengths())) if self.uneven
                              else (self.batch, self.seqlen_q, self.keys))
         q = (batch, rows, self.heads, self.dim)
-        k = (1, self.tokens, self.kv_heads, self.dim) if self.tokens else (
-            batch, keys, self.kv_heads, self.dim)
+        k = (*((1, self.tokens) if self.tokens else (batch, keys)), self.kv_heads, self.dim)
         v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
         found = {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
         if self.bias:
@@ -199,31 +198,15 @@ class Case:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
         words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
-        for field, text in (("latent", "latent"), ("uneven", "uneven"), ("causal", "causal"),
-                            ("alibi", "alibi"), ("dtype_kv", "f8-cache")):
-            if getattr(self, field):
-                words.append(text)
-        if self.bias:
-            words.append(f"bias {self.bias}")
-        if self.dbias:
-            words.append("dbias")
-        if self.window >= 0:
-            words.append(f"window {self.window}")
-        if self.block_density < 1:
-            words.append(f"blocks {self.block_density:g}")
-        if self.softcap:
-            words.append("softcap")
-        if self.dropout:
-            words.append("dropout")
-        if self.repeatable:
-            words.append("repeatable")
-        if self.page_size:
-            words.append(f"by index of {self.tokens}" if self.tokens
-                         else f"pages of {self.page_size}")
-        if self.parts:
-            words.append(f"{self.parts} parts")
-        if self.first_token:
-            words.append(f"first token {self.first_token:g}")
+        pages = f"by index of {self.tokens}" if self.tokens else f"pages of {self.page_size}"
+        words += [text for given, text in (
+            (self.latent, "latent"), (self.uneven, "uneven"), (self.causal, "causal"),
+            (self.alibi, "alibi"), (self.dtype_kv, "f8-cache"), (self.bias, f"bias {self.bias}"),
+            (self.dbias, "dbias"), (self.window >= 0, f"window {self.window}"),
+            (self.block_density < 1, f"blocks {self.block_density:g}"), (self.softcap, "softcap"),
+            (self.dropout, "dropout"), (self.repeatable, "repeatable"), (self.page_size, pages),
+            (self.parts, f"{self.parts} parts"),
+            (self.first_token, f"first token {self.first_token:g}")) if given]
         return " ".join(words)
 
     def to_json(self) -> str:
@@ -266,11 +249,10 @@ def _latent(dtypes: Tuple[str, ...], heads: Tuple[int, ...], batches: Tuple[int,
 
 
 def _by_index(batches: Tuple[int, ...]) -> Iterator[Case]:
-    """Latent attention to 2,048 tokens of 64k, which another model chose for each query: decoding,
-    and a prompt, whose queries are sequences (DeepSeek-V3.2, 2025)."""
+    """Latent attention to 2,048 of 64k tokens by index (DeepSeek-V3.2): decoding, a prompt."""
     for batch in batches:
-        yield Case("forward", "bf16", batch, 128, 1, 1, 2048, 576, 512, latent=True, page_size=1,
-                   tokens=65536)
+        yield Case(op="forward", dtype="bf16", batch=batch, heads=128, heads_kv=1, seqlen_q=1,
+                   seqlen_kv=2048, dim=576, dim_v=512, latent=True, page_size=1, tokens=65536)
 
 
 def _expanded(dtype: str, heads: int, lengths: Tuple[int, ...]) -> Iterator[Case]:

@@ -10,6 +10,15 @@
 // other one's tile right behind its own Q K^T, warpgroup 0 behind its own P V: so they stay half a
 // step apart, and one's WGMMAs run during the other one's softmax and loads.
 //
+// Up to 64 rows, and where threads copy rows, a KV tile takes longer to arrive than its products
+// take. That order then starves the loads: stage 0 is released only after stage 1 has arrived. Each
+// warpgroup therefore waits for its products of one tile before it turns to the other one
+// (own_tile(), other_tile()), and O sums in the same order.
+//
+// CTAs of row tiles 2n and 2n + 1 are a cluster if both have rows: each loads every second panel of
+// a KV tile for both, by multicast, which halves what L2 sends. A stage is free once both CTAs have
+// released it. A CTA that redoes its tile does so alone, with loads of its own.
+//
 // Fixed-base softmax. The two agree on the base of each row by the first pairs of tiles, until
 // every row has seen a key, and then need no exchange but that of P. Keys are visited in ascending
 // order: a first token that all queries look at sets the base. If a later score exceeds the base by
@@ -20,14 +29,15 @@
 // threads of the producer warpgroup instead of TMA.
 //
 // Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,864 bytes.
-// Registers of a consumer: 216, of which O 128, S 32, P 16.
+// Registers of a consumer: 216, of which O 128, S 32, P 16. Releases have no branch, and whole tiles
+// no mask: each branch cost 40 clocks.
 // Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
 // 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes 4,600 for it: Q K^T of 64 columns reads
 // 288 KB, P V 144 KB, TMA and P write 160 KB, at 128 bytes a clock. One warpgroup alone, in turn:
 // Q K^T 1,152; 2^x 256 and some 300 instructions; P V 1,024. Bytes of a pair from memory: 144 KB,
 // some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs. Up to 64 rows a sequence wait for memory,
-// 256 and more for the tensor cores; 128 rows are near both limits. Measured on an H100, 32k keys:
-// 684 and 709 TFLOP/s with 256 and 512 rows; with 128 rows 0.78 to 0.84 of the speed of a copy.
+// 256 and more for the tensor cores; 128 rows are near both limits on an H100, and wait for the
+// tensor cores on an H200 (4.2 TB/s).
 #pragma once
 
 #include "cuda/kernels/sm90/mla_mainloop.cuh"
