@@ -28,15 +28,18 @@
 // is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied by
 // threads of the producer warpgroup instead of TMA.
 //
-// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,864 bytes.
-// Registers of a consumer: 216, of which O 128, S 32, P 16. Releases have no branch, and whole
-// tiles no mask: each branch cost 40 clocks. Budget of a pair of tiles, in clocks of the tensor
-// cores: Q K^T 2 x 36 x 32 = 2,304; P V 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes
-// 4,600 for it: Q K^T of 64 columns reads 288 KB, P V 144 KB, TMA and P write 160 KB, at 128 bytes
-// a clock. One warpgroup alone, in turn: Q K^T 1,152; 2^x 256 and some 300 instructions; P V 1,024.
-// Bytes of a pair from memory: 144 KB, some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs. Up
-// to 64 rows a sequence wait for memory, 256 and more for the tensor cores; 128 rows are near both
-// limits on an H100, and wait for the tensor cores on an H200 (4.2 TB/s).
+// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,904 bytes.
+// Registers of a consumer: 216, of which O 128, S 32, P 16. Releases have no branch and whole tiles
+// no mask: with them all took 4 to 8 % longer.
+//
+// Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
+// 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes 4,600 for it: Q K^T of 64 columns reads
+// 288 KB, P V 144 KB, TMA and P write 160 KB, at 128 bytes a clock. One warpgroup alone, in turn:
+// Q K^T 1,152; 2^x 256 and some 300 instructions; P V 1,024. Bytes of a pair from memory: 144 KB,
+// some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs. Up to 64 rows a sequence wait for memory,
+// 256 and more for the tensor cores; 128 rows are near both limits on an H100, and wait for the
+// tensor cores on an H200 (4.2 TB/s). Measured there, 32k keys: 656 and 691 TFLOP/s with 128 and
+// 256 rows; without clusters 4 % less.
 #pragma once
 
 #include "cuda/kernels/sm90/mla_mainloop.cuh"
