@@ -41,12 +41,12 @@ TREES = [
     dict(tree=16, seqlen_q=16, determinism=2, heads_q=20, seqlen_kv=1200, dtype="f16")]
 PAGES = [1, 2, 8, 24, 48, 64, 128]
 # Tokens by index, and pages that hide several; rows whose first tiles, or all keys, are hidden.
-HIDDEN = [
+HIDDEN = [dict(LENGTHS, **change) for change in (
     dict(page_size=1, hidden=0.0), dict(page_size=1, hidden=0.4, splits=3, heads_q=70),
     dict(page_size=1, hidden=1.0, sink=True), dict(page_size=1, hidden=0.97, dtype="f16"),
     dict(page_size=64, hidden=0.6, dtype_o="f32"), dict(page_size=3, hidden=0.5, determinism=2),
     dict(page_size=100, hidden=0.5, seqlen_q=3, causal=True),
-    dict(page_size=16, hidden=0.3, seqlen_q=3, tree=20), dict(page_size=1, hidden=0.4, chunk=64)]
+    dict(page_size=16, hidden=0.3, seqlen_q=3, tree=20), dict(page_size=1, hidden=0.4, chunk=64))]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_heads_and_queries(device, case):
     judge(case, device)
 
 
-@pytest.mark.parametrize("case", [BASE.replace(**change) for change in CHANGES + TREES])
+@pytest.mark.parametrize("case", [BASE.replace(**change) for change in CHANGES + TREES + HIDDEN])
 def test_features(device, case):
     judge(case, device)
 
@@ -84,11 +84,6 @@ def test_features(device, case):
 def test_pages(device, page_size):
     judge(BASE.replace(page_size=page_size, seqlen_q=3, causal=True, splits=page_size % 3,
                        **LENGTHS), device)
-
-
-@pytest.mark.parametrize("change", HIDDEN)
-def test_hidden_pages(device, change):
-    judge(BASE.replace(**{**LENGTHS, **change}), device)
 
 
 def test_another_v_runs_on_another_kernel(device):
