@@ -112,7 +112,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/fwd_mainloop.cuh", r"if \(!params_\.kv_has_tail \|\| .*\) (return;)", r"\1",
         ["sm90 lengths"]),
     "latent: V past the last key is not cleared": Mutation(
-        "sm90/mla_mainloop.cuh", r"( {6}| {4})zero_v_tail\(n\);", "", ["latent"]),
+        "sm90/mla_mainloop.cuh", r"zero_v_tail\(n\);", ";", ["latent"]),
     "portable: the mask of a tile's right edge is left out": Mutation(
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),

@@ -26,6 +26,7 @@ def test_exponentials_overlap_pv(kernel: str, least: int) -> None:
 @pytest.mark.parametrize("kernel, function, most", [
     ("sm90_fwd_16_64_64_3_128_plain", "fwd_kernel", 7700),
     ("sm90_fwd_16_128_128_3_64_plain", "fwd_kernel", 6200),
+    ("sm90_mla_16_576_512", "mla_kernel", 8300),
     ("sm90_bwd_16_64_128_plain", "bwd_kernel", 7000),
     ("sm90_bwd_16_128_64_plain", "bwd_kernel", 5600)])
 def test_rare_code_is_short(kernel: str, function: str, most: int) -> None:
