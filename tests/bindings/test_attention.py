@@ -234,6 +234,24 @@ def test_paged(page_layout):
     close(flat.reshape(out.shape), out)
 
 
+def test_token_indices():
+    """Each query has a list of tokens of its own, filled with -1; one has none."""
+    q, k, v = qkv(batch=1)
+    table = np.random.default_rng(0).integers(-4, 13, (9, 6)).astype(np.int32)
+    table[3] = -1
+    pools = [x.reshape(13, 1, *x.shape[2:]) for x in (k, v)]
+    out = flashattn.attention_paged(q.reshape(9, 1, 4, 16), *pools, table, [6] * 9,
+                                    hidden_pages=True)
+    for i, row in enumerate(table):
+        seen = row[row >= 0]
+        if not len(seen):
+            assert not out[i].any()
+            continue
+        close(out[i], arrays.attention(q[:, i:i + 1], k[:, seen], v[:, seen])[0][0])
+    with pytest.raises(flashattn.InvalidArgumentError, match="page_table"):
+        flashattn.attention_paged(q.reshape(9, 1, 4, 16), *pools, table, [6] * 9)
+
+
 def test_merge_restores_the_whole():
     q, k, v = qkv()
     whole, whole_lse = flashattn.attention(q, k, v, return_lse=True)
