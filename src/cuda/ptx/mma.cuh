@@ -136,8 +136,8 @@ __device__ __forceinline__ uint32_t nonzero_mask(uint32_t pair) {
   return r;
 }
 
-// Each of the four digits of `selector` chooses a byte: 0 to 3 of low, 4 to 7 of high; with 8 added,
-// eight copies of that byte's sign, which __byte_perm() does not know.
+// Each of the four digits of `selector` chooses a byte: 0 to 3 of low, 4 to 7 of high; with 8
+// added, eight copies of that byte's sign, which __byte_perm() does not know.
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t r;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));

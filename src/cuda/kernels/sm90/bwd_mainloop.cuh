@@ -53,8 +53,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched);
         }
       }
-      // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that the
-      // usual steps lie side by side: each work tile fetches their instructions anew.
+      // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that
+      // the usual steps lie side by side: each work tile fetches their instructions anew.
       while (Config::kLargeLseApart && kind != kNoTile) {
         this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
         step<true, true>(s, q_coord, kind, prefetched);
