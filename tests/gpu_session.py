@@ -8,18 +8,26 @@ Steps, each with a limit of its own in seconds after a colon, if wanted (numeric
     waits      the one test that must run alone: a call does not wait for the GPU
     hopper     the smoke tests with the Hopper backend required (a refusal is a failure)
     memcheck   hostile device data under compute-sanitizer
-    torch      tests/pytorch
+    torch[:NAME]   tests/pytorch, or test_torch_NAME.py of it, on the GPU alone
     jax        tests/xla with JAX's arrays on the GPU
     programs:FOLDER   every program NN_*.py of a folder, each with --device
     papers, context-parallel   the bench's presets of these names; the latter on all GPUs
-    cost       what an eager call from PyTorch takes beside its kernel
+    cost       what an eager call from PyTorch takes beside its kernel, and the tests of its limits
     accuracy   after numerics: tests/data/accuracy.txt with this GPU's lines
     bench:PRESET[:WORDS]   rows of a preset, beside --base where it is given, without peers
     peers:PRESET[:WORDS]   the same beside the peers that are installed
 
-Python needs cffi, NumPy, ml_dtypes, pytest, pytest-timeout, pytest-xdist, hypothesis, meson and
-ninja on PYTHONPATH and PATH. All that a step says lies in FOLDER; the last lines are a table: step,
-seconds, result, and the names of the tests that failed."""
+Python needs cffi, NumPy, ml_dtypes, pytest, pytest-timeout, pytest-xdist and hypothesis on
+PYTHONPATH; build needs meson and ninja on PATH, torch and cost a PyTorch that sees the GPU. Tests
+find the package of this tree themselves, and the library by FLASHATTN_LIBRARY, which each step
+sets. By hand, one file of tests on the GPU:
+
+    FLASHATTN_LIBRARY=/tmp/flashattn-gpu/new/src/libflashattn.so \\
+        python -m pytest tests/pytorch/test_torch_cost.py --device=cuda
+
+All that a step says lies in FOLDER. The name of a test that fails is printed as it comes, also
+where the step is cut by its limit; the last lines are a table: step, seconds, result, and the names
+of the tests that failed."""
 from __future__ import annotations
 
 import argparse
@@ -28,10 +36,11 @@ import pathlib
 import re
 import shutil
 import sys
+import threading
 import time
 from typing import Dict, List
 
-from suite_run import ROOT, Failed, Run
+from suite_run import ROOT, Failed, Run, failed_tests
 
 BUILDS = pathlib.Path("/tmp/flashattn-gpu")
 WAITS = "tests/numerics/test_gpu_streams.py::test_a_call_does_not_wait"
@@ -87,6 +96,19 @@ def show(run: Run) -> str:
     return "see the log"
 
 
+def follow(run: Run) -> None:
+    """Prints the names of failed tests as they come to the log of the step at work."""
+    log, seen = run.log, set()
+    while True:
+        if run.log != log:
+            log, seen = run.log, set()
+        for name in failed_tests(log.read_bytes()) if log.exists() else ():
+            if name not in seen:  # a summary repeats it
+                print(f"  failed: {name}", flush=True)
+                seen.add(name)
+        time.sleep(1)
+
+
 def programs(run: Run, arguments: argparse.Namespace, folder: str, limit: int) -> str:
     for path in sorted(pathlib.Path(folder).glob("[0-9][0-9]_*.py")):
         if run.call([sys.executable, str(path), "--device", arguments.device], environment(), limit,
@@ -109,21 +131,26 @@ def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], l
         "hopper": lambda: tests(numerics, device, "-m", "smoke", FLASHATTN_BACKEND="sm90"),
         "memcheck": lambda: tests(f"{numerics}/test_hostile.py", device, jobs=1,
                                   under="compute-sanitizer --error-exitcode 9"),
-        "torch": lambda: tests("tests/pytorch", jobs=min(arguments.jobs, 6)),
+        "torch": lambda: tests(
+            "/".join(["tests/pytorch", *(f"test_torch_{word}.py" for word in words)]), device,
+            jobs=min(arguments.jobs, 6)),
         "jax": lambda: tests("tests/xla", jobs=min(arguments.jobs, 4),
                              JAX_PLATFORMS=f"{arguments.device},cpu",
                              XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         "programs": lambda: programs(run, arguments, ":".join(words), limit),
         "papers": lambda: bench(run, arguments, name, limit),
         "context-parallel": lambda: bench(run, arguments, name, limit),
-        "cost": lambda: cost(run, arguments, limit),
+        "cost": lambda: cost(run, arguments, limit) + "; limits: " + tests(
+            "tests/pytorch/test_torch_cost.py", device, jobs=1),
         "bench": lambda: rows(run, arguments, words, limit, "--alone"),
         "peers": lambda: rows(run, arguments, words, limit),
     }
     if name == "accuracy":
         run.call([sys.executable, "-m", "tests.numerics.accuracy", "--write"], environment(), limit)
         return str(shutil.copy(ROOT / "tests" / "data" / "accuracy.txt", arguments.out))
-    if name not in steps or (name in ("bench", "peers", "programs")) != bool(words):
+    least, most = {"bench": (1, 9), "peers": (1, 9), "programs": (1, 9), "torch": (0, 1)}.get(
+        name, (0, 0))
+    if name not in steps or not least <= len(words) <= most:
         raise Failed("no such step; --help names them")
     return steps[name]()
 
@@ -140,6 +167,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     run = Run(arguments.device, 0)
+    threading.Thread(target=follow, args=(run,), daemon=True).start()
     table = []
     for text in arguments.step:
         name, *words = text.split(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,11 @@ def isa_with(env: Dict[str, str], python: str = sys.executable) -> str:
 def runs_here(env: Dict[str, str]) -> bool:
     """Whether the library finds the instruction set that it is asked for."""
     return isa_with(env) == env["FLASHATTN_CPU_ISA"]
+
+
+def failed_tests(log: bytes) -> List[str]:
+    """The tests that pytest's log says have failed so far: see tests/conftest.py."""
+    return re.findall(r"^(?:FAILED|ERROR) (.*)\n", log.decode(errors="replace"), re.M)
 
 
 class Run:
@@ -115,8 +121,13 @@ class Run:
         env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
         results = self.log.with_suffix(".xml")
         results.unlink(missing_ok=True)
-        status = self.call([*under, python, "-m", "pytest", "-q", "-ra", "--timeout=600",
-                            f"--junitxml={results}", *arguments], env, timeout, check=False)
+        start = self.log.stat().st_size if self.log.exists() else 0
+        try:
+            status = self.call([*under, python, "-m", "pytest", "-q", "-ra", "--timeout=600",
+                                f"--junitxml={results}", *arguments], env, timeout, check=False)
+        except Failed:
+            self.failed += failed_tests(self.log.read_bytes()[start:])
+            raise
         if not results.exists():
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()

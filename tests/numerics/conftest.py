@@ -11,8 +11,6 @@ ACCURACY = accuracy.committed()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
-                     help="where the library computes")
     parser.addoption("--graphs", action="store_true",
                      help="on a GPU: every call is captured in a graph, which is then replayed")
     parser.addoption("--random", type=int, metavar="N",

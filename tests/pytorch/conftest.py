@@ -16,14 +16,20 @@ import torch  # noqa: E402
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes device runs on the CPU, and on a GPU where there is one."""
+    """A test that takes device runs on the CPU, and on a GPU where there is one; with --device=cuda
+    on the GPU alone, which must be there."""
     if "device" in metafunc.fixturenames:
         import flashattn
         reason = ("PyTorch has no GPU here" if not torch.cuda.is_available() else
                   "the library is built without CUDA"
                   if all(found.kind != "cuda" for found in flashattn.devices()) else None)
-        gpu = pytest.param("cuda", marks=pytest.mark.skip(reason=reason) if reason else ())
-        metafunc.parametrize("device", ["cpu", gpu])
+        if metafunc.config.getoption("--device") == "cuda":
+            if reason:
+                raise pytest.UsageError(f"--device=cuda: {reason}")
+            metafunc.parametrize("device", ["cuda"])
+        else:
+            gpu = pytest.param("cuda", marks=pytest.mark.skip(reason=reason) if reason else ())
+            metafunc.parametrize("device", ["cpu", gpu])
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,32 @@
+"""What all tests in Python share: the option --device, and names of failed tests as they come."""
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
+                     help="where the library computes; tests/pytorch uses a GPU that is there, and "
+                          "with cuda nothing else")
+
+
+class Failures:
+    """A run that is cut by its time limit has no summary; short output shows a letter."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    @pytest.hookimpl(trylast=True)  # after the letter
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.partition("\n")[0] if crash else ""
+            kind = "FAILED" if report.when == "call" else "ERROR"
+            if self.terminal.verbosity < 0:
+                self.terminal.write_line("")
+            self.terminal.write_line(f"{kind} {report.nodeid}{why and ' - '}{why[:200]}")
+            self.terminal.flush()
+
+
+def pytest_sessionstart(session):
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and terminal.verbosity <= 0:  # a worker has none
+        session.config.pluginmanager.register(Failures(terminal))
