@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+import flashattn
 import flashattn.torch as fa
 from flashattn import _plan
 from flashattn.torch import _launch
@@ -136,17 +137,32 @@ def test_what_a_call_on_a_gpu_is_given(monkeypatch, needed, current):
         before, at[0] = at[0], index
         yield
         at[0] = before
-    monkeypatch.setattr(_launch, "_current_device", lambda: at[0])
-    monkeypatch.setattr(_launch, "_current_stream", lambda index: 100 + index)
+
+    class Library:
+        @staticmethod
+        def flashattn_workspace_size(plan, op, args, size):
+            size[0] = needed
+            return 0
+
+    def forward(plan, args, scratch, size, stream):
+        number = _launch.ffi.typeof("uintptr_t")
+        seen.append((at[0], bool(scratch), size, int(_launch.ffi.cast(number, stream))))
+        return 0
+    maker = _launch.maker
+
+    def noticed(*arguments):
+        def make():
+            seen.append(at[0])
+            return maker(*arguments)()
+        return make
+    for name, stand_in in (("_current_device", lambda: at[0]), ("lib", Library), ("maker", noticed),
+                           ("_current_stream", lambda index: 100 + index), ("_forward", forward),
+                           ("_gpu_index", lambda device: 1)):
+        monkeypatch.setattr(_launch, name, stand_in)
     monkeypatch.setattr(torch.cuda, "device", device)
+    flashattn.clear_cache()
     q = torch.randn(1, 9, 4, 16)
     fa.attention(q, q, q)
-    call = list(_plan.prepared.values())[-1]._replace(bytes=needed)
-
-    def function(plan, args, scratch, size, stream):
-        number = _launch.ffi.typeof("uintptr_t")
-        seen.append((at[0], plan, args, bool(scratch), size, _launch.ffi.cast(number, stream)))
-        return 7
-    assert _launch._enqueue(function, call, call.args, 1) == 7 and at[0] == current
-    (*most, stream), = seen
-    assert most == [1, call.plan._plan, call.args, needed > 0, needed] and int(stream) == 101
+    flashattn.clear_cache()
+    assert at[0] == current
+    assert seen == [1] * (2 if needed else 1) + [(1, needed > 0, needed, 101)]

@@ -1,7 +1,9 @@
 """Eager calls that repeat an earlier one are found by one question, and only where nobody else has
 to see the call."""
 import contextlib
+import functools
 import gc
+import types
 import weakref
 
 import pytest
@@ -198,10 +200,10 @@ def test_the_number_of_threads_counts(monkeypatch):
     q, k, v = tensors()
     site = _autograd.Site(_launch.Options(), None, False)
     monkeypatch.setattr(_repeat, "_threads", lambda: 3)
-    site.forward.keep("three", q, k, v)
-    assert site.forward.find(q, k, v) == "three"
+    site.calls.keep("three", q, k, v)
+    assert site.calls.find(q, k, v) == "three"
     monkeypatch.setattr(_repeat, "_threads", lambda: 1)
-    assert site.forward.find(q, k, v) is None
+    assert site.calls.find(q, k, v) is None
 
 
 def test_deterministic_algorithms_count_while_active(monkeypatch):
@@ -210,7 +212,7 @@ def test_deterministic_algorithms_count_while_active(monkeypatch):
     try:
         for on in (False, True):
             torch.use_deterministic_algorithms(on)
-            same = _aten._same(0.0, False, None, False, -1, -1, 0, int(on))
+            same = _aten._same(0.0, False, None, False, on, -1, -1, 0)
             assert same.options.determinism == on
             aten._scaled_dot_product_flash_attention(q, q + 1, q + 2)
             with no_preparation(monkeypatch):
@@ -267,11 +269,21 @@ def test_nothing_that_is_kept_has_memory(device):
     finally:
         fa.restore()
 
-    def inside(value):
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, tuple):
-            for part in value:
-                yield from inside(part)
-    kept = [tensor for value in _plan.prepared.values() for tensor in inside(value)]
-    assert len(kept) >= 4 and not any(x.untyped_storage().nbytes() for x in kept)
+    seen = {}
+
+    def look(value):
+        """Into tuples, and into the variables of functions."""
+        if id(value) in seen:
+            return
+        seen[id(value)] = value
+        parts = (value if isinstance(value, (tuple, list)) else
+                 value.args if isinstance(value, functools.partial) else
+                 [cell.cell_contents for cell in value.__closure__ or ()]
+                 if isinstance(value, types.FunctionType) else ())
+        for part in parts:
+            look(part)
+    look(tuple(_plan.prepared.values()))
+    # Of three forward calls and a backward call: o, lse and workspace, or dq, dk, dv and workspace.
+    assert sum(isinstance(value, functools.partial) for value in seen.values()) >= 10
+    assert not any(value.untyped_storage().nbytes() for value in seen.values()
+                   if isinstance(value, torch.Tensor))

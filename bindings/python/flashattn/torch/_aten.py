@@ -21,6 +21,8 @@ _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _SDPA = "_scaled_dot_product_flash_attention"
 _FLASH = "_flash_attention"
 _HEADS_FIRST = ((0, 2, 1, 3), (0, 2, 1, 3))
+_deterministic: Any = getattr(torch._C, "_get_deterministic_algorithms",
+                              torch.are_deterministic_algorithms_enabled)
 _ON_TOP = Options(causal=True, top_left=True)
 
 
@@ -78,11 +80,11 @@ class _Same(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _same(dropout_p: float, is_causal: bool, scale: Optional[float], top_left: bool = False,
-          left: int = -1, right: int = -1, splits: int = 0, determinism: int = 0) -> _Same:
+def _same(dropout_p: float, is_causal: bool, scale: Optional[float], top_left: bool,
+          deterministic: bool, left: int, right: int, splits: int) -> _Same:
     return _Same(Options(causal=is_causal, top_left=top_left and is_causal, scale=scale,
                          dropout=dropout_p, window_left=left, window_right=right, splits=splits,
-                         determinism=determinism), Calls(), Calls())
+                         determinism=int(deterministic)), Calls(), Calls())
 
 
 def _beside(**tensors: Optional[Tensor]) -> Any:
@@ -106,21 +108,21 @@ def _for_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
                                f"{query.shape[-1]}, which torch's fake kernel does not expect; "
                                "call flashattn.torch.scaled_dot_product_attention",
                                Status.ERROR_UNSUPPORTED, Reason.HEAD_DIM_PAIR, "v")
-    same = _same(dropout_p, is_causal, scale, True)
+    same = _same(dropout_p, is_causal, scale, True, False, -1, -1, 0)
     found = same.forward.find(query, key, value) if attn_mask is None else None
     if found is not None:
-        call, promised = found
-        o, lse = _launch.run_forward(call, query, key, value, NOTHING, True)
+        run, promised = found
+        o, lse = run(query, key, value)
     else:
         like = _geometry(query)  # whose sizes and strides alone they follow
         strides, promised = _promised(_FOR_CPU, like, like, like)[:2]
         o = _empty(query, (*query.shape[:-1], value.shape[-1]), strides)
         beside = _mask(attn_mask, key.shape[2])
-        call = _launch.prepare_forward(query, key, value, beside, -1, -1, same.options, True,
-                                       _HEADS_FIRST, o)
+        run = _launch.prepare_forward(query, key, value, beside, -1, -1, same.options, True,
+                                      _HEADS_FIRST, o)
         if attn_mask is None and o.stride() == strides:
-            same.forward.keep((call, promised), query, key, value)
-        o, lse = _launch.run_forward(call, query, key, value, beside, True, o)
+            same.forward.keep((run, promised), query, key, value)
+        o, lse = run(query, key, value, beside, o)
         o = _as_promised(o, strides)
     assert lse is not None
     return o, _as_promised(lse, promised)
@@ -129,12 +131,11 @@ def _for_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
 def _for_cpu_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
                       logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
                       attn_mask: Optional[Tensor] = None, scale: Optional[float] = None) -> Any:
-    same = _same(dropout_p, is_causal, scale, True)
+    same = _same(dropout_p, is_causal, scale, True, False, -1, -1, 0)
     if attn_mask is None:
-        call = same.backward.find(grad_out, query, key, value, out, logsumexp)
-        if call is not None:
-            return _launch.run_backward(call, grad_out, None, query, key, value, out,
-                                        logsumexp)[:3]
+        run = same.backward.find(grad_out, query, key, value, out, logsumexp)
+        if run is not None:
+            return run(grad_out, None, query, key, value, out, logsumexp)[:3]
     # torch's gradients are stored as the library's.
     return _launch.backward(grad_out, None, query, key, value, out, logsumexp,
                             _mask(attn_mask, key.shape[2]), -1, -1, same.options, False, False,
@@ -156,10 +157,6 @@ def _rng(q: Tensor, dropout_p: float, heads_q: int, heads_kv: int, dim_v: int) -
     _trains(str(q.dtype).rpartition(".")[2], heads_q, heads_kv, q.shape[-1], dim_v, str(q.device))
     return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64,
                          device=q.device).view(torch.uint64)
-
-
-def _deterministic() -> int:
-    return int(torch.are_deterministic_algorithms_enabled())
 
 
 def _no_weights(return_debug_mask: bool, dropout_p: float) -> None:
@@ -195,8 +192,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
                          cu_seqlens_kv=cum_seq_k, lens_kv=lens_kv, page_table=block_table,
                          rng_device=rng.view(torch.int64) if dropout_p else None)
     same = _same(
-        dropout_p, is_causal, scale, False, -1 if window_size_left is None else window_size_left,
-        -1 if window_size_right is None else window_size_right, num_splits or 0, _deterministic())
+        dropout_p, is_causal, scale, False, _deterministic(),
+        -1 if window_size_left is None else window_size_left,
+        -1 if window_size_right is None else window_size_right, num_splits or 0)
     if out is None:
         name = _SDPA if orders else _FLASH + "_forward"
         strides = _promised(name, *map(_geometry, (query, key, value)))[0]
@@ -206,14 +204,14 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
     # Packed rows of no sequence are not written.
     if out is None and cum_seq_q is not None:
         made.zero_()
-    call = _launch.prepare_forward(
+    run = _launch.prepare_forward(
         query, key, value, beside, max_q if cum_seq_q is not None else -1, most, same.options, True,
         orders, made)
     rest = (rng, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
     if orders is not None and beside is NOTHING and made.stride() == strides:
-        none = torch.empty(0, dtype=torch.uint64, device=query.device)  # nothing kept has memory
-        same.forward.keep((call, (max_q, max_k), none, rest[2]), query, key, value)
-    o, lse = _launch.run_forward(call, query, key, value, beside, True, made)
+        makers = [_launch.maker(x.shape, x.stride(), x.dtype, x.device) for x in rest[:2]]
+        same.forward.keep((run, max_q, max_k, *makers, rest[2]), query, key, value)
+    o, lse = run(query, key, value, beside, made)
     assert lse is not None
     return _as_promised(o, strides), lse, *rest
 
@@ -233,8 +231,9 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
         beside = _beside(cu_seqlens_q=cum_seq_q, cu_seqlens_kv=cum_seq_k,
                          rng_device=rng_state.view(torch.int64) if dropout_p else None)
     same = _same(
-        dropout_p, is_causal, scale, False, -1 if window_size_left is None else window_size_left,
-        -1 if window_size_right is None else window_size_right, 0, _deterministic())
+        dropout_p, is_causal, scale, False, _deterministic(),
+        -1 if window_size_left is None else window_size_left,
+        -1 if window_size_right is None else window_size_right, 0)
     name = (_SDPA if orders else _FLASH) + "_backward"
     inputs = (query, key, value)
     strides = _promised(name, *map(_geometry, inputs))
@@ -259,12 +258,12 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
           is_causal: bool = False, return_debug_mask: bool = False, *,
           scale: Optional[float] = None) -> Any:
     if not return_debug_mask:
-        found = _same(dropout_p, is_causal, scale, False, -1, -1, 0,
-                      _deterministic()).forward.find(query, key, value)
-        if found is not None:
-            call, longest, none, weights = found
-            o, lse = _launch.run_forward(call, query, key, value, NOTHING, True)
-            return o, lse, None, None, *longest, none.new_empty(2), none.new_empty(()), weights
+        found = _same(dropout_p, is_causal, scale, False, _deterministic(), -1, -1,
+                      0).forward.find(query, key, value)
+        if found is not None and _launch.is_current(query):
+            run, max_q, max_k, rng, unused, weights = found
+            o, lse = run(query, key, value)
+            return o, lse, None, None, max_q, max_k, rng(), unused(), weights
     max_q, max_k = query.shape[2], key.shape[2]
     o, lse, rng, unused, weights = _flash(query, key, value, None, None, max_q, max_k, dropout_p,
                                           is_causal, return_debug_mask, scale=scale,
@@ -277,11 +276,10 @@ def _sdpa_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, 
                    max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor,
                    unused: Tensor, *, scale: Optional[float] = None) -> Any:
     if not dropout_p and cum_seq_q is cum_seq_k is None:
-        call = _same(dropout_p, is_causal, scale, False, -1, -1, 0, _deterministic()).backward.find(
+        run = _same(dropout_p, is_causal, scale, False, _deterministic(), -1, -1, 0).backward.find(
             grad_out, query, key, value, out, logsumexp)
-        if call is not None:
-            return _launch.run_backward(call, grad_out, None, query, key, value, out,
-                                        logsumexp)[:3]
+        if run is not None:
+            return run(grad_out, None, query, key, value, out, logsumexp)[:3]
     return _flash_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q,
                            max_k, dropout_p, is_causal, rng_state, unused, scale=scale,
                            orders=_HEADS_FIRST)

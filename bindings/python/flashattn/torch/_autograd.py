@@ -23,6 +23,7 @@ _function_modes = getattr(_C, "_len_torch_function_stack", None)
 _transforms = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", None)
 _tracing = getattr(_C, "_get_tracing_state", None)
 _CAN_ASK = None not in (_modes, _function_modes, _transforms, _tracing)
+_is_compiling = torch.compiler.is_compiling
 
 
 def is_eager(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]]) -> bool:
@@ -31,7 +32,7 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]]
     The dispatcher with an autograd formula of torch.library costs 20 us without a gradient and 110
     with one; going around it costs 3 and 10.
     """
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return False
     if (not _CAN_ASK or _modes() or _function_modes()  # type: ignore[misc]
             or _transforms() is not None or _tracing() is not None):  # type: ignore[misc]
@@ -69,29 +70,28 @@ def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> No
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *beside)
     ctx.call = (max_q, max_kv, Options(*options), needs[0] and beside[0] is not None,
-                needs[1] and beside[1] is not None, None, None)
+                needs[1] and beside[1] is not None, None)
 
 
 def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
               operator: Any = None) -> Tuple[Any, ...]:
     """One for each input of the operator forward. operator: backward, else torch.ops'."""
-    dq, dk, dv, dbias, dsink = _gradients(ctx, dout, dlse, operator)
-    return (dq, dk, dv, dbias, dsink, *[None] * (_N + len(Options._fields) + 1))
+    # Once: checkpointing recomputes at each look.
+    results = _gradients(ctx.saved_tensors, ctx.call, dout, dlse, operator)
+    return (*results, *[None] * (_N + len(Options._fields) + 1))
 
 
-def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
-               operator: Any = None) -> Sequence[Any]:
-    """Of q, k, v, bias, sink."""
-    q, k, v, o, lse, *more = ctx.saved_tensors  # once: checkpointing recomputes at each look
+def _gradients(saved: Sequence[Tensor], call: Tuple[Any, ...], dout: Optional[Tensor],
+               dlse: Optional[Tensor], operator: Any = None,
+               calls: Optional[Calls] = None) -> Sequence[Any]:
+    """Of q, k, v, bias, sink. call: all arguments of the operator that are no tensors, and orders.
+    calls: see backward()."""
+    q, k, v, o, lse, *more = saved
     if dout is None:
         if dlse is None:
             return [None] * 5
         dout = torch.zeros_like(o)
-    *described, orders, calls = ctx.call
-    if calls is not None and dlse is None and not torch.compiler.is_compiling():
-        known = calls.find(dout, q, k, v, o, lse)
-        if known is not None:
-            return _launch.run_backward(known, dout, None, q, k, v, o, lse)
+    *described, orders = call
     beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
     eager = not torch.is_grad_enabled() and is_eager(q, k, v, (dout, o, lse, dlse, *more))
@@ -99,7 +99,7 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
         results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *described, orders,
                                         calls=calls)
         if beside is NOTHING:
-            return results
+            return results  # type: ignore[no-any-return]
     else:
         max_q, max_kv, options, *_ = described
         order, order_kv = orders or (None, None)
@@ -114,53 +114,80 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
                             for gradient, like, wanted in zip(results[3:], beside, described[3:5])])
 
 
+def _record(function: Any) -> Any:
+    """Its apply(). Function.apply does more, but only for transforms, which is_eager() excludes."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
 class Attention(torch.autograd.Function):
-    """Eager calls: o, or (o, lse), of tensors in the caller's order of dimensions. more: bias and
-    sink, where there is anything beside q, k and v, and what is no tensor; each argument costs."""
+    """Eager calls with tensors beside q, k and v: o, or (o, lse), in the caller's order of
+    dimensions."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
-        call, beside, ctx.call, return_lse = more[-1]
-        o, lse = _launch.run_forward(call, q, k, v, beside, True)
-        if beside is NOTHING:
-            ctx.save_for_backward(q, k, v, o, lse)
-        else:
-            ctx.save_for_backward(q, k, v, o, lse, *beside)
-        if not return_lse:
-            return o
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, run: Any,
+                beside: Any, call: Any, return_lse: bool) -> Any:
+        o, lse = run(q, k, v, beside)
+        ctx.save_for_backward(q, k, v, o, lse, *beside)
         ctx.set_materialize_grads(False)
-        return o, lse
+        ctx.call = call
+        return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        return (*_gradients(ctx, dout, dlse)[:len(ctx.needs_input_grad) - 1], None)
+        return (*_gradients(ctx.saved_tensors, ctx.call, dout, dlse), None, None, None, None)
 
 
-# Function.apply does more, but only for transforms, which is_eager() excludes.
-_apply: Any = super(torch.autograd.Function, Attention).apply  # type: ignore[misc]
+_record_attention = _record(Attention)
+
+
+def _recorder(options: Options, orders: Orders, return_lse: bool) -> Any:
+    """What records o, or (o, lse), of (q, k, v, run). A class of its own, as each argument and each
+    attribute of a context costs."""
+    call = (-1, -1, options, False, False, orders)
+    calls = Calls()
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Any) -> Any:
+            o, lse = run(q, k, v)
+            ctx.save_for_backward(q, k, v, o, lse)
+            if not return_lse:
+                return o
+            ctx.set_materialize_grads(False)
+            return o, lse
+
+        @staticmethod
+        def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+            saved = ctx.saved_tensors
+            if dlse is None and dout is not None and not _is_compiling():
+                run = calls.find(dout, *saved)
+                if run is not None:
+                    return (*run(dout, None, *saved)[:3], None)
+            return (*_gradients(saved, call, dout, dlse, None, calls)[:3], None)
+
+    return _record(Plain)
 
 
 class Site:
     """Calls with the same options and nothing beside q, k and v: their repetitions are short."""
 
-    __slots__ = ("options", "orders", "return_lse", "forward", "backward")
+    __slots__ = ("options", "orders", "return_lse", "calls", "record")
 
     def __init__(self, options: Options, orders: Orders, return_lse: bool) -> None:
         self.options, self.orders, self.return_lse = options, orders, return_lse
-        self.forward, self.backward = Calls(), Calls()
+        self.calls, self.record = Calls(), _recorder(options, orders, return_lse)
 
     def repeat(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        """(o, lse) of a call like one before, or of one it did not see: None."""
-        found = self.forward.find(q, k, v)
+        """What attention() returns, of a call like one before; of one it did not see: None."""
+        found = self.calls.find(q, k, v)
         if found is None or _function_modes():  # type: ignore[misc]
             return None
-        call, autocast, rest = found
+        run, autocast, records = found
         if autocast is not None and torch.get_autocast_dtype(autocast) is not q.dtype:
             return None
-        if rest is None:
-            return _launch.run_forward(call, q, k, v, NOTHING, self.return_lse)
-        result = _apply(q, k, v, rest)
-        return result if self.return_lse else (result, None)
+        if records:
+            return self.record(q, k, v, run)
+        return run(q, k, v) if self.return_lse else run(q, k, v)[0]
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
@@ -175,18 +202,18 @@ def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], ma
             records = records or any(needs)
             if records:
                 _refuse(beside, needs)
-    prepared = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options,
-                                       return_lse or records, orders)
-    rest = (prepared, beside, (max_q, max_kv, options, *needs[:2], orders,
-                               site and site.backward), return_lse) if records else None
+    run = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse or records,
+                                  orders)
     if site is not None and _CAN_ASK:
         kind = q.device.type
-        site.forward.keep((prepared, kind if torch.is_autocast_enabled(kind) else None, rest),
-                          q, k, v)
-    if rest is None:
-        return _launch.run_forward(prepared, q, k, v, beside, return_lse)
-    scores = () if beside is NOTHING else beside[:2]
-    result = _apply(q, k, v, *scores, rest)
+        site.calls.keep((run, kind if torch.is_autocast_enabled(kind) else None, records), q, k, v)
+    if not records:
+        return run(q, k, v, beside)
+    if site is not None:
+        result = site.record(q, k, v, run)
+    else:
+        result = _record_attention(q, k, v, *beside[:2], run, beside, (
+            max_q, max_kv, options, *needs[:2], orders), return_lse)
     return result if return_lse else (result, None)
 
 

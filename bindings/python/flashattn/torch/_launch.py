@@ -6,7 +6,8 @@ Gradients, modes and transforms of PyTorch are others' work: _ops.py, _autograd.
 """
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -29,13 +30,16 @@ _LIMIT = 2048  # prepared calls
 _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
-_POINTER = ffi.typeof("void *")
+_NULL, _POINTER = ffi.NULL, ffi.typeof("void *")
 _forward, _backward = lib.flashattn_forward, lib.flashattn_backward
-_FLOAT, _BYTE = torch.float32, torch.uint8
 # These ask for the current GPU and its stream. The public functions of torch take microseconds to
 # see to the initialisation of CUDA, which a tensor on a GPU has done.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream: Any = _gpu.Torch(torch).stream
+# What compiled programs call in the place of torch.empty_strided, which takes microseconds more. By
+# the type of the device; on a GPU, the current one.
+_empty = {kind: getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None),
+                        f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
 
 
 class Options(NamedTuple):
@@ -66,16 +70,9 @@ _Q, _K, _V, _O, _LSE, _DOUT, _DLSE, _DQ, _DK, _DV, _DBIAS, _DSINK = (
                              "dsink"))
 
 
-class _Call(NamedTuple):
-    plan: Any  # keeps the library's plan alive
-    args: Any  # flashattn_args without pointers
-    bytes: int  # of workspace
-    ragged: bool  # some rows belong to no sequence, and are not written
-    copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
-    results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
-    lse: Any  # its shape, and one without memory that says its type and device
-    scratch: Any  # likewise without memory
-    spare: List[Any]  # flashattn_args of calls that are over
+Run = Callable[..., Tuple[Any, ...]]
+"""A prepared call. Of the forward pass: run(q, k, v, beside=NOTHING, o=None), o and lse. Of the
+backward pass: run(dout, dlse, q, k, v, o, lse, beside=NOTHING, grads=None), the five gradients."""
 
 
 Orders = Optional[Tuple[Optional[Tuple[int, ...]], Optional[Tuple[int, ...]]]]
@@ -125,86 +122,96 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
     return inputs
 
 
-def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]],
-            given: Optional[Tensor]) -> Any:
-    """The entry in _Call.results of a tensor that is stored as given is; None: as (batch, seq,
-    heads, dim)."""
+def _strides(shape: Sequence[int], order: Optional[Tuple[int, ...]]) -> Tuple[int, ...]:
+    """Of a tensor that is stored as (batch, seq, heads, dim)."""
     step, found = 1, [0] * len(shape)
     for axis in reversed(order or tuple(range(len(shape)))):
         found[axis] = step
         step *= max(shape[axis], 1)
-    strides = tuple(found) if given is None else given.stride()
-    model = like.new_empty_strided(like.shape, like.stride(), device="meta")
-    same = tuple(shape) == tuple(like.shape) and torch.empty_like(model).stride() == strides
-    return None if same else (tuple(shape), strides)
+    return tuple(found)
 
 
-def _make(call: _Call, i: int, like: Tensor) -> Tensor:
-    known = call.results[i]
-    made = torch.empty_like(like) if known is None else like.new_empty_strided(*known)
-    return made.zero_() if call.ragged else made
+def maker(shape: Sequence[int], strides: Sequence[int], dtype: Any, device: Any,
+          zero: bool = False) -> Callable[[], Tensor]:
+    """Makes a tensor, on a GPU while that is the current one. It keeps none, whose memory would
+    stay allocated in the pool of a graph that is captured meanwhile."""
+    empty = _empty.get(device.type)
+    made: Callable[[], Tensor] = (
+        partial(empty, tuple(shape), tuple(strides), dtype) if empty is not None else
+        partial(torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device))
+    return (lambda: made().zero_()) if zero else made
 
 
-def _model(dtype: Any, device: Any) -> Tensor:
-    """Its new_empty() takes less time than torch.empty with a type and a device. It has no memory,
-    which would otherwise stay allocated in the pool of a graph that is captured meanwhile."""
-    return torch.empty(0, dtype=dtype, device=device)
+def is_current(tensor: Tensor) -> bool:
+    """Whether it lies where maker()'s functions make tensors."""
+    return tensor.is_cpu or tensor.get_device() == _current_device()
 
 
-def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
-              results: Tuple[Any, ...], device: Any) -> _Call:
+def _gpu_index(device: Any) -> Optional[int]:
+    return device.index if device.type == "cuda" else None
+
+
+class _Submission(NamedTuple):
+    """What the calls of both passes share. All else of a call are variables of its function: it is
+    called often, and they are what Python finds fastest."""
+
+    gpu: Optional[int]  # which; None: the CPU
+    take: Callable[[Sequence[Optional[Tensor]]], Tuple[Any, Any]]
+    submit: Callable[[Tuple[Any, Any]], None]
+
+
+def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Submission:
     needed = ffi.new("int64_t *")
-    status = lib.flashattn_workspace_size(plan._plan, op, args, needed)
+    status = lib.flashattn_workspace_size(plan._plan, int(op), args, needed)
     if status:
         fail(status)
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    call = _Call(plan, args, needed[0], inputs.ragged, copied, results,
-                 (inputs.lse_shape(), _model(_FLOAT, device)), _model(_BYTE, device), [])
+    kind, size, spare = op.name.lower(), needed[0], []  # type: ignore[var-annotated]
+    gpu = _gpu_index(device)
+    scratch = maker((size,), (1,), torch.uint8, device)
+
+    def take(beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
+        """flashattn_args that no other thread has, and their words. Those of an earlier call differ
+        in no more than the pointers, all of which are written."""
+        try:
+            filled = spare.pop()
+        except IndexError:
+            copy = ffi.new(_ARGS, args[0])
+            filled = copy, memoryview(ffi.buffer(copy)).cast("B").cast("Q")
+        if beside is not NOTHING:
+            words = filled[1]
+            for word, tensor in zip(_BESIDE_WORDS, beside):
+                if tensor is not None:
+                    words[word] = tensor.data_ptr()
+        return filled
+
+    def submit(filled: Tuple[Any, Any]) -> None:
+        """Runs what take() gave, and takes it back. A GPU is the current one, and the call goes to
+        its current stream, in whose order the allocator reuses the workspace."""
+        if gpu is None:
+            status = function(plan._plan, filled[0], _plan._workspace(size), size, _NULL)
+        elif size:
+            memory = scratch()
+            status = function(plan._plan, filled[0], ffi.cast(_POINTER, memory.data_ptr()), size,
+                              ffi.cast(_POINTER, _current_stream(gpu)))
+        else:
+            status = function(plan._plan, filled[0], _NULL, 0,
+                              ffi.cast(_POINTER, _current_stream(gpu)))
+        if status:
+            fail(status)
+        spare.append(filled)
+        runs[kind] += 1
+
+    return _Submission(gpu, take, submit)
+
+
+def _keep(key: Any, run: Run) -> Run:
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
-    _plan.prepared[key] = call
-    return call
-
-
-def _run(function: Any, call: _Call, args: Any, q: Tensor) -> None:
-    size = call.bytes
-    if q.is_cpu:
-        status = function(call.plan._plan, args, _plan._workspace(size), size, ffi.NULL)
-    else:
-        status = _enqueue(function, call, args, q.get_device())
-    if status:
-        fail(status)
-
-
-def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
-    """On the current stream of a GPU."""
-    if _current_device() != index:
-        with torch.cuda.device(index):
-            return _enqueue(function, call, args, index)
-    scratch = ffi.NULL
-    if call.bytes:  # the allocator reuses its memory in the order of the stream
-        memory = call.scratch.new_empty(call.bytes)
-        scratch = ffi.cast(_POINTER, memory.data_ptr())
-    return int(function(call.plan._plan, args, scratch, call.bytes,
-                        ffi.cast(_POINTER, _current_stream(index))))
-
-
-def _arguments(call: _Call, beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
-    """flashattn_args that no other thread has, and its words. Those of an earlier call differ in no
-    more than the pointers, all of which are written."""
-    try:
-        filled = call.spare.pop()
-    except IndexError:
-        args = ffi.new(_ARGS, call.args[0])
-        filled = args, ffi.cast(_WORDS, args)
-    if beside is not NOTHING:
-        words = filled[1]
-        for word, tensor in zip(_BESIDE_WORDS, beside):
-            if tensor is not None:
-                words[word] = tensor.data_ptr()
-    return filled
+    _plan.prepared[key] = run
+    return run
 
 
 def dense_heads(tensor: Tensor) -> Tensor:
@@ -227,50 +234,27 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
     """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders
     make so; lse is None without return_lse. o is written and returned; None: one is made, stored as
     (batch, seq, heads, dim)."""
-    return run_forward(prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
-                                       o), q, k, v, beside, return_lse, o)
+    run = prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders, o)
+    return run(q, k, v, beside, o)  # type: ignore[return-value]
 
 
 def prepare_forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
                     max_kv: int, options: Options, return_lse: bool, orders: Orders = None,
-                    o: Optional[Tensor] = None) -> _Call:
-    """What forward() runs, for tensors like these."""
+                    o: Optional[Tensor] = None) -> Run:
+    """What forward() runs, for tensors like these. Without o the call makes one that is stored as
+    this."""
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype,
            k.get_device(), v.shape, v.stride(), v.dtype, v.get_device(),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
            orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
            torch.get_num_threads())
-    return _plan.prepared.get(key) or _prepare_forward(
-        key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o)
+    return _plan.prepared.get(key) or _keep(key, _prepare_forward(
+        (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o))
 
 
-def run_forward(call: _Call, q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
-                return_lse: bool, o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
-    """forward() for a call that fits. o: None: one is made, stored as it was when the call was
-    prepared."""
-    if call.copied:
-        q, k, v = _dense(call.copied, (q, k, v))
-    filled = args, words = _arguments(call, beside)
-    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    if o is None:
-        o = _make(call, 0, q)
-    words[_O] = o.data_ptr()
-    lse = None
-    if return_lse:
-        shape, model = call.lse
-        lse = model.new_empty(shape)
-        if call.ragged:
-            lse.zero_()
-        words[_LSE] = lse.data_ptr()
-    _run(_forward, call, args, q)
-    call.spare.append(filled)
-    runs["forward"] += 1
-    return o, lse
-
-
-def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]],
-                     max_q: int, max_kv: int, options: Options, return_lse: bool, orders: Orders,
-                     o: Optional[Tensor]) -> _Call:
+def _prepare_forward(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q: int,
+                     max_kv: int, options: Options, return_lse: bool, orders: Orders,
+                     o: Optional[Tensor]) -> Run:
     with torch.no_grad():
         copied = _copied(tensors)
         q, _, v = tensors = _dense(copied, tensors)
@@ -281,11 +265,34 @@ def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optio
             options, inputs, torch.get_num_threads(), return_lse=return_lse))
         args = _plan.new_args(inputs.sizes)
         inputs.fill(args)
-        result = _result(q, (*q.shape[:-1], v.shape[-1]), order, o)
+        shape = (*q.shape[:-1], v.shape[-1])
         args.o = _EMPTY if o is None else _given(
             o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
-        return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,),
-                         q.device)
+        make_o = maker(shape, _strides(shape, order) if o is None else o.stride(), q.dtype,
+                       q.device, inputs.ragged)
+        shape = inputs.lse_shape()
+        make_lse = maker(shape, _strides(shape, None), torch.float32, q.device, inputs.ragged)
+        gpu, take, submit = _submission(_forward, plan, Op.FORWARD, args, q.device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
+            o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
+        if gpu is not None and gpu != _current_device():
+            with torch.cuda.device(gpu):
+                return run(q, k, v, beside, o)
+        if copied:
+            q, k, v = _dense(copied, (q, k, v))
+        filled = take(beside)
+        words, lse = filled[1], None
+        words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if o is None:
+            o = make_o()
+        words[_O] = o.data_ptr()
+        if return_lse:
+            lse = make_lse()
+            words[_LSE] = lse.data_ptr()
+        submit(filled)
+        return o, lse
+    return run
 
 
 def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: Any, dim: int,
@@ -302,60 +309,28 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
              calls: Optional[Calls] = None) -> Tuple[Optional[Tensor], ...]:
     """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
     dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim).
-    calls keep the call, for run_backward(), if its tensors are all that it has."""
+    calls keep the run, if its tensors are all that it has."""
     if dlse is not None:
         dlse = dlse.contiguous()
     key = (dout.shape, dout.stride(), dout.dtype, dout.get_device(), q.shape, q.stride(), q.dtype,
            q.get_device(), k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
            v.dtype, v.get_device(), o.shape, o.stride(), o.dtype, o.get_device(), lse.shape,
-           lse.dtype, lse.get_device(), None if dlse is None else _geometry((dlse,)),
+           lse.stride(), lse.dtype, lse.get_device(), None if dlse is None else _geometry((dlse,)),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_dbias,
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
-    call = _plan.prepared.get(key) or _prepare_backward(
-        key, (dout, q, k, v, o), dlse, lse.contiguous(), beside, max_q, max_kv, options,
-        return_dbias, return_dsink, orders, grads)
+    run = _plan.prepared.get(key) or _keep(key, _prepare_backward(
+        (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias, return_dsink,
+        orders, grads))
     if calls is not None and dlse is None and beside is NOTHING:
-        calls.keep(call, dout, q, k, v, o, lse)
-    return run_backward(call, dout, dlse, q, k, v, o, lse, beside, return_dbias, return_dsink,
-                        grads)
+        calls.keep(run, dout, q, k, v, o, lse)
+    return run(dout, dlse, q, k, v, o, lse, beside, grads)
 
 
-def run_backward(call: _Call, dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
-                 o: Tensor, lse: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
-                 return_dbias: bool = False, return_dsink: bool = False,
-                 grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
-    """backward() for a call that fits. grads: None: they are made, stored as they were when the
-    call was prepared."""
-    if call.copied:
-        dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
-    if not lse.is_contiguous():
-        lse = lse.contiguous()
-    filled = args, words = _arguments(call, beside)
-    words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
-    if dlse is not None:
-        words[_DLSE] = dlse.data_ptr()
-    dq, dk, dv = grads or (_make(call, 0, q), _make(call, 1, k), _make(call, 2, v))
-    words[_DQ], words[_DK], words[_DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
-    dbias = dsink = None
-    if return_dbias:
-        dbias = torch.zeros_like(beside[0], dtype=torch.float32,  # type: ignore[arg-type]
-                                 memory_format=torch.contiguous_format)
-        words[_DBIAS] = dbias.data_ptr()
-    if return_dsink:
-        dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
-        words[_DSINK] = dsink.data_ptr()
-    _run(_backward, call, args, q)
-    call.spare.append(filled)
-    runs["backward"] += 1
-    return dq, dk, dv, dbias, dsink
-
-
-def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor], lse: Tensor,
+def _prepare_backward(tensors: Sequence[Tensor], dlse: Optional[Tensor], lse: Tensor,
                       beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
                       options: Options, return_dbias: bool, return_dsink: bool,
-                      orders: Orders, grads: Optional[Sequence[Tensor]]) -> _Call:
+                      orders: Orders, grads: Optional[Sequence[Tensor]]) -> Run:
     with torch.no_grad():
         copied = _copied(tensors)
         tensors = _dense(copied, tensors)
@@ -372,7 +347,8 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
         code = plan.descriptor.dtype_o
         for name, tensor in (("o", o), ("dout", dout)):
             setattr(args, name, _given(tensor, name, None, inputs.q, inputs.v.dim, code, inputs))
-        for name, small in (("lse", lse), ("dlse", dlse)):
+        packs_lse = not lse.is_contiguous()
+        for name, small in (("lse", lse.contiguous()), ("dlse", dlse)):
             if small is not None:
                 packed(small, name, FLOAT32, inputs.lse_shape(), inputs.place)
         args.dq = args.dk = args.dv = _EMPTY
@@ -381,7 +357,38 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
             setattr(args, name, _given(tensor, name, by, like, like.dim, like.view.dtype, inputs))
         if plan.descriptor.features & Feature.DBIAS:
             args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
-        results = tuple([_result(x, x.shape, by, given) for x, by, given in zip(
-            tensors[1:4], every[1:4], grads or (None,) * 3)])
-        return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results,
-                         q.device)
+        make_dq, make_dk, make_dv = [
+            maker(x.shape, _strides(x.shape, by) if given is None else given.stride(), x.dtype,
+                  x.device, inputs.ragged)
+            for x, by, given in zip(tensors[1:4], every[1:4], grads or (None,) * 3)]
+        gpu, take, submit = _submission(_backward, plan, Op.BACKWARD, args, q.device)
+
+    def run(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+            lse: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
+            grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+        if gpu is not None and gpu != _current_device():
+            with torch.cuda.device(gpu):
+                return run(dout, dlse, q, k, v, o, lse, beside, grads)
+        if copied:
+            dout, q, k, v, o = _dense(copied, (dout, q, k, v, o))
+        if packs_lse:
+            lse = lse.contiguous()
+        filled = take(beside)
+        words = filled[1]
+        words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
+        if dlse is not None:
+            words[_DLSE] = dlse.data_ptr()
+        dq, dk, dv = grads or (make_dq(), make_dk(), make_dv())
+        words[_DQ], words[_DK], words[_DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        dbias = dsink = None
+        if return_dbias:
+            dbias = torch.zeros_like(beside[0], dtype=torch.float32,  # type: ignore[arg-type]
+                                     memory_format=torch.contiguous_format)
+            words[_DBIAS] = dbias.data_ptr()
+        if return_dsink:
+            dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
+            words[_DSINK] = dsink.data_ptr()
+        submit(filled)
+        return dq, dk, dv, dbias, dsink
+    return run

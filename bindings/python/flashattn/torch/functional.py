@@ -19,6 +19,7 @@ from ._ops import cast_for_autocast
 
 
 _DISTRIBUTED = "torch.distributed.tensor"
+_is_compiling = torch.compiler.is_compiling
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -41,7 +42,7 @@ _kept_options = lru_cache(maxsize=1024, typed=True)(_options_of)
 
 
 def _chosen(*values: Any) -> Options:
-    if torch.compiler.is_compiling():  # which traces what is not cached
+    if _is_compiling():  # which traces what is not cached
         return _options_of(*values)
     try:
         return _kept_options(*values)
@@ -80,7 +81,7 @@ def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> i
         return given
     if cu_seqlens is None:
         return -1
-    if cu_seqlens.is_cuda or torch.compiler.is_compiling():
+    if cu_seqlens.is_cuda or _is_compiling():
         raise invalid(f"{name} is not given, and is not read from a GPU or while compiling; give "
                       "a bound of the lengths", Reason.LENGTHS, name)
     return max(int(cu_seqlens.diff().max()), 0) if cu_seqlens.numel() > 1 else 0
@@ -190,7 +191,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
             is None):
         beside = (bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None,
                   _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
-    elif not torch.compiler.is_compiling():
+    elif not _is_compiling():
         try:
             site = _site(layout, return_lse, causal, window, chunk, top_left, softcap, scale,
                          dropout, block_q, block_kv, splits, determinism)
@@ -199,7 +200,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
         else:
             result = site.repeat(q, k, v)
             if result is not None:
-                return result if return_lse else result[0]
+                return result
     options = site.options if site else _chosen(
         causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv, splits,
         determinism)
