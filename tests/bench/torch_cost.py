@@ -1,8 +1,12 @@
-"""What an eager call takes besides its kernel: the smallest tensors, microseconds of the calling
-thread, beside PyTorch's own function.
+"""What an eager call takes besides its kernel: the smallest tensors, microseconds, beside PyTorch's
+own function.
 
     FLASHATTN_LIBRARY=... PYTHONPATH=bindings/python build/venv-torch/bin/python \\
-        tests/bench/torch_cost.py [--device cuda]
+        tests/bench/torch_cost.py [--device cuda] [--clock wall]
+
+The clock is that of the calling thread on a CPU, which others on its core do not add to, and the
+wall's on a GPU, whose backward calls autograd runs on a thread of its own: the calling thread's
+clock shows next to nothing of them.
 
 The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown. A
 backward call is one of torch.autograd.grad: most of it is PyTorch's, as that of a sum shows.
@@ -24,17 +28,19 @@ import flashattn.torch as fa
 _CALLS = 25
 
 
-def measure(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, float]:
-    """Microseconds of this thread, which others on its core do not add to."""
+def measure(calls: Dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float],
+            synchronize: Callable[[], Any]) -> Dict[str, float]:
+    """Microseconds. The GPU has nothing to do when a turn begins, so that no call waits for it."""
     least = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.thread_time()
+            synchronize()
+            start = clock()
             for _ in range(_CALLS):
                 call()
-            least[name] = min(least[name], (time.thread_time() - start) / _CALLS * 1e6)
+            least[name] = min(least[name], (clock() - start) / _CALLS * 1e6)
     return least
 
 
@@ -61,10 +67,15 @@ def of_flash_attn(inputs: Any, leaves: Any) -> Dict[str, Callable[[], Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--clock", choices=["thread", "wall"])
     parser.add_argument("--rounds", type=int, default=200)
     arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
+    wall = (arguments.clock or ("wall" if on_gpu else "thread")) == "wall"
+    how: Any = (arguments.rounds, time.perf_counter if wall else time.thread_time,
+                torch.cuda.synchronize if on_gpu else lambda: None)
     torch.set_num_threads(1)
-    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     ours = [torch.randn(1, 4, 2, 16, device=arguments.device, dtype=dtype) for _ in range(3)]
     leaves = [x.clone().requires_grad_() for x in ours]
     theirs = [x.transpose(1, 2).contiguous() for x in ours]
@@ -80,17 +91,17 @@ def main() -> None:
         "backward of a sum of three": gradient(leaves[0] + leaves[1] + leaves[2], leaves),
         "NumPy's functions, tensors": lambda: flashattn.attention(*ours),
     }
-    if arguments.device == "cpu":
+    if not on_gpu:
         arrays = [x.numpy() for x in ours]
         calls["NumPy's functions, arrays"] = lambda: flashattn.attention(*arrays)
     else:
         calls.update(of_flash_attn(ours, leaves))
-    found = measure(calls, arguments.rounds)
+    found = measure(calls, *how)
     fa.activate()
     active = measure({
         "activated forward": lambda: sdpa(*theirs),
         "activated forward, recorded": lambda: sdpa(*their_leaves),
-        "activated backward": gradient(sdpa(*their_leaves), their_leaves)}, arguments.rounds)
+        "activated backward": gradient(sdpa(*their_leaves), their_leaves)}, *how)
     fa.restore()
     print(f"{'microseconds':<28}{'flashattn':>12}{'activated':>12}{'PyTorch':>12}")
     for name in ("forward", "forward, recorded", "backward"):

@@ -169,6 +169,7 @@ def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Su
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
     kind, size, spare = op.name.lower(), needed[0], []  # type: ignore[var-annotated]
+    handle = plan._plan  # which keeps it alive
     gpu = _gpu_index(device)
     scratch = maker((size,), (1,), torch.uint8, device)
 
@@ -191,13 +192,13 @@ def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Su
         """Runs what take() gave, and takes it back. A GPU is the current one, and the call goes to
         its current stream, in whose order the allocator reuses the workspace."""
         if gpu is None:
-            status = function(plan._plan, filled[0], _plan._workspace(size), size, _NULL)
+            status = function(handle, filled[0], _plan._workspace(size), size, _NULL)
         elif size:
             memory = scratch()
-            status = function(plan._plan, filled[0], ffi.cast(_POINTER, memory.data_ptr()), size,
+            status = function(handle, filled[0], ffi.cast(_POINTER, memory.data_ptr()), size,
                               ffi.cast(_POINTER, _current_stream(gpu)))
         else:
-            status = function(plan._plan, filled[0], _NULL, 0,
+            status = function(handle, filled[0], _NULL, 0,
                               ffi.cast(_POINTER, _current_stream(gpu)))
         if status:
             fail(status)
