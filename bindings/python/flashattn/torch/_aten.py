@@ -139,7 +139,7 @@ def _for_cpu_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tenso
     # torch's gradients are stored as the library's.
     return _launch.backward(grad_out, None, query, key, value, out, logsumexp,
                             _mask(attn_mask, key.shape[2]), -1, -1, same.options, False, False,
-                            _HEADS_FIRST, calls=same.backward)[:3]
+                            _HEADS_FIRST, calls=same.backward if attn_mask is None else None)[:3]
 
 
 @lru_cache(maxsize=1024)
@@ -245,8 +245,8 @@ def _flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor,
         grads = _launch.backward(
             grad_out, None, query, key, value, out, logsumexp, beside,
             max_q if cum_seq_q is not None else -1, max_k if cum_seq_k is not None else -1,
-            same.options, False, False, orders, made, same.backward if orders is not None and all(
-                x.stride() == by for x, by in zip(made, strides)) else None)
+            same.options, False, False, orders, made, same.backward if orders is not None and
+            beside is NOTHING and all(x.stride() == by for x, by in zip(made, strides)) else None)
     except FlashAttentionError as error:
         if dropout_p:
             raise _unrepeatable(f"{error}: a gradient of a call") from error

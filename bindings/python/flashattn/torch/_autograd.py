@@ -85,22 +85,23 @@ def _gradients(saved: Sequence[Tensor], call: Tuple[Any, ...], dout: Optional[Te
                dlse: Optional[Tensor], operator: Any = None,
                calls: Optional[Calls] = None) -> Sequence[Any]:
     """Of q, k, v, bias, sink. call: all arguments of the operator that are no tensors, and orders.
-    calls: see backward()."""
+    calls: of earlier backward passes."""
     q, k, v, o, lse, *more = saved
     if dout is None:
         if dlse is None:
             return [None] * 5
         dout = torch.zeros_like(o)
+    beside, results, run = more or NOTHING, None, None
+    if calls is not None and dlse is None and not _is_compiling():
+        run = calls.find(dout, q, k, v, o, lse, *_launch.given(beside)[1])
+        results = run and run(dout, None, q, k, v, o, lse, beside)
     *described, orders = call
-    beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
-    eager = not torch.is_grad_enabled() and is_eager(q, k, v, (dout, o, lse, dlse, *more))
-    if eager:
-        results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *described, orders,
-                                        calls=calls)
-        if beside is NOTHING:
-            return results  # type: ignore[no-any-return]
-    else:
+    if run is None and not torch.is_grad_enabled() and is_eager(
+            q, k, v, (dout, o, lse, dlse, *more)):
+        results = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *described, orders,
+                                   calls=calls)
+    elif run is None:
         max_q, max_kv, options, *_ = described
         order, order_kv = orders or (None, None)
         every = (order, order, order_kv, order_kv, order)
@@ -110,6 +111,8 @@ def _gradients(saved: Sequence[Tensor], call: Tuple[Any, ...], dout: Optional[Te
                            *described[3:5])
         results = [x if by is None else x.permute(inverse(by))
                    for x, by in zip(results, (*every[1:4], None, None))]
+    if beside is NOTHING:
+        return results
     return (*results[:3], *[gradient.to(like.dtype) if wanted else None
                             for gradient, like, wanted in zip(results[3:], beside, described[3:5])])
 
@@ -121,30 +124,30 @@ def _record(function: Any) -> Any:
 
 class Attention(torch.autograd.Function):
     """Eager calls with tensors beside q, k and v: o, or (o, lse), in the caller's order of
-    dimensions."""
+    dimensions. call: see _gradients(); calls of backward passes, or None."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, run: Any,
-                beside: Any, call: Any, return_lse: bool) -> Any:
+                beside: Any, call: Any, calls: Any, return_lse: bool) -> Any:
         o, lse = run(q, k, v, beside)
         ctx.save_for_backward(q, k, v, o, lse, *beside)
         ctx.set_materialize_grads(False)
-        ctx.call = call
+        ctx.call = call, calls
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        return (*_gradients(ctx.saved_tensors, ctx.call, dout, dlse), None, None, None, None)
+        call, calls = ctx.call
+        return (*_gradients(ctx.saved_tensors, call, dout, dlse, None, calls), *[None] * 5)
 
 
 _record_attention = _record(Attention)
 
 
-def _recorder(options: Options, orders: Orders, return_lse: bool) -> Any:
-    """What records o, or (o, lse), of (q, k, v, run). A class of its own, as each argument and each
-    attribute of a context costs."""
+def _recorder(options: Options, orders: Orders, calls: Calls, return_lse: bool) -> Any:
+    """What records o, or (o, lse), of (q, k, v, run): Attention, shorter by the arguments and the
+    attribute of the context that are the same every time."""
     call = (-1, -1, options, False, False, orders)
-    calls = Calls()
 
     class Plain(torch.autograd.Function):
         @staticmethod
@@ -158,62 +161,61 @@ def _recorder(options: Options, orders: Orders, return_lse: bool) -> Any:
 
         @staticmethod
         def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-            saved = ctx.saved_tensors
-            if dlse is None and dout is not None and not _is_compiling():
-                run = calls.find(dout, *saved)
-                if run is not None:
-                    return (*run(dout, None, *saved)[:3], None)
-            return (*_gradients(saved, call, dout, dlse, None, calls)[:3], None)
+            return (*_gradients(ctx.saved_tensors, call, dout, dlse, None, calls)[:3], None)
 
     return _record(Plain)
 
 
 class Site:
-    """Calls with the same options and nothing beside q, k and v: their repetitions are short."""
+    """Calls with the same options and the same kinds of tensors: their repetitions are short."""
 
-    __slots__ = ("options", "orders", "return_lse", "calls", "record")
+    __slots__ = ("options", "orders", "return_lse", "calls", "backward", "record")
 
-    def __init__(self, options: Options, orders: Orders, return_lse: bool) -> None:
+    def __init__(self, options: Options, orders: Orders, return_lse: bool, plain: bool) -> None:
         self.options, self.orders, self.return_lse = options, orders, return_lse
-        self.calls, self.record = Calls(), _recorder(options, orders, return_lse)
+        self.calls, self.backward = Calls(), Calls()
+        self.record = _recorder(options, orders, self.backward, return_lse) if plain else None
 
-    def repeat(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def repeat(self, q: Tensor, k: Tensor, v: Tensor,
+               beside: Sequence[Optional[Tensor]] = NOTHING, given: Sequence[Any] = ()) -> Any:
         """What attention() returns, of a call like one before; of one it did not see: None."""
-        found = self.calls.find(q, k, v)
+        found = self.calls.find(q, k, v, *given)
         if found is None or _function_modes():  # type: ignore[misc]
             return None
         run, autocast, records = found
         if autocast is not None and torch.get_autocast_dtype(autocast) is not q.dtype:
             return None
-        if records:
+        if records is None:
+            return run(q, k, v, beside) if self.return_lse else run(q, k, v, beside)[0]
+        if self.record is not None:
             return self.record(q, k, v, run)
-        return run(q, k, v) if self.return_lse else run(q, k, v)[0]
+        return _record_attention(q, k, v, *beside[:2], run, beside, records, self.backward,
+                                 self.return_lse)
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
          max_kv: int, options: Options, return_lse: bool, orders: Orders,
          site: Optional[Site] = None) -> Any:
     """(o, lse) where is_eager(); lse may be None without return_lse. site: keeps the call."""
-    records, needs = False, (False, False)
+    records, needs = None, (False, False)
     if torch.is_grad_enabled():
-        records = q.requires_grad or k.requires_grad or v.requires_grad
-        if beside is not NOTHING:
-            needs = tuple([t is not None and t.requires_grad for t in beside])
-            records = records or any(needs)
-            if records:
-                _refuse(beside, needs)
-    run = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse or records,
-                                  orders)
+        needs = tuple([t is not None and t.requires_grad for t in beside])
+        if q.requires_grad or k.requires_grad or v.requires_grad or any(needs):
+            _refuse(beside, needs)
+            records = (max_q, max_kv, options, *needs[:2], orders)
+    run = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options,
+                                  return_lse or records is not None, orders)
     if site is not None and _CAN_ASK:
         kind = q.device.type
-        site.calls.keep((run, kind if torch.is_autocast_enabled(kind) else None, records), q, k, v)
-    if not records:
+        site.calls.keep((run, kind if torch.is_autocast_enabled(kind) else None, records), q, k, v,
+                        *_launch.given(beside)[1])
+    if records is None:
         return run(q, k, v, beside)
-    if site is not None:
+    if site is not None and site.record is not None:
         result = site.record(q, k, v, run)
     else:
-        result = _record_attention(q, k, v, *beside[:2], run, beside, (
-            max_q, max_kv, options, *needs[:2], orders), return_lse)
+        result = _record_attention(q, k, v, *beside[:2], run, beside, records,
+                                   site and site.backward, return_lse)
     return result if return_lse else (result, None)
 
 

@@ -7,6 +7,8 @@ Gradients, modes and transforms of PyTorch are others' work: _ops.py, _autograd.
 from __future__ import annotations
 
 from functools import partial
+from itertools import compress
+from operator import is_not
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -24,6 +26,7 @@ from ._repeat import Calls
 # The tensors that may come beside q, k and v, in the order of the operators.
 BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
           "lens_kv", "starts_kv", "page_table", "rng_device")
+_CU_Q, _CU_KV = BESIDE.index("cu_seqlens_q"), BESIDE.index("cu_seqlens_kv")
 NOTHING: Sequence[Optional[Tensor]] = (None,) * len(BESIDE)  # of them is given
 runs = {"forward": 0, "backward": 0}  # of report(); threads may lose one
 _LIMIT = 2048  # prepared calls
@@ -215,6 +218,18 @@ def _keep(key: Any, run: Run) -> Run:
     return run
 
 
+def given(beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Sequence[Any]]:
+    """Which of them there are, and each once: often the offsets of queries and keys are one
+    tensor."""
+    if beside is NOTHING:
+        return None, ()
+    mask = tuple(map(is_not, beside, NOTHING))
+    if mask[_CU_Q] and beside[_CU_Q] is beside[_CU_KV]:
+        return (mask,), [*compress(beside[:_CU_KV], mask),
+                         *compress(beside[_CU_KV + 1:], mask[_CU_KV + 1:])]
+    return mask, tuple(compress(beside, mask))
+
+
 def dense_heads(tensor: Tensor) -> Tensor:
     """The elements of a head must be contiguous; of most tensors they are."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
@@ -310,7 +325,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
              calls: Optional[Calls] = None) -> Tuple[Optional[Tensor], ...]:
     """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
     dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim).
-    calls keep the run, if its tensors are all that it has."""
+    calls keep what runs, without dlse."""
     if dlse is not None:
         dlse = dlse.contiguous()
     key = (dout.shape, dout.stride(), dout.dtype, dout.get_device(), q.shape, q.stride(), q.dtype,
@@ -323,8 +338,8 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
     run = _plan.prepared.get(key) or _keep(key, _prepare_backward(
         (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias, return_dsink,
         orders, grads))
-    if calls is not None and dlse is None and beside is NOTHING:
-        calls.keep(run, dout, q, k, v, o, lse)
+    if calls is not None and dlse is None:
+        calls.keep(run, dout, q, k, v, o, lse, *given(beside)[1])
     return run(dout, dlse, q, k, v, o, lse, beside, grads)
 
 

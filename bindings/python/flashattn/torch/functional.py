@@ -13,11 +13,12 @@ from .._constants import Reason
 from .._errors import invalid, wrong_type
 from .._inputs import axes
 from .._options import Determinisms, Window
-from . import _append, _autograd, _transforms  # noqa: F401  # _append defines its operator
+from . import _append, _autograd, _launch, _transforms  # noqa: F401  # _append defines its operator
 from ._launch import NOTHING, Options, Orders, inverse, permuted
 from ._ops import cast_for_autocast
 
 
+_INTEGERS = (torch.int64, torch.int16, torch.int8, torch.uint8)
 _DISTRIBUTED = "torch.distributed.tensor"
 _is_compiling = torch.compiler.is_compiling
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
@@ -65,7 +66,7 @@ def _rng(q: Tensor, dropout: float, rng: Optional[Tensor]) -> Optional[Tensor]:
 
 def _int32(tensor: Optional[Tensor]) -> Optional[Tensor]:
     """Of integers; what is none is left for the library to refuse."""
-    if tensor is None or tensor.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+    if tensor is None or tensor.dtype not in _INTEGERS:
         return tensor
     return tensor.to(torch.int32)
 
@@ -88,8 +89,29 @@ def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> i
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _site(layout: Any, return_lse: bool, *options: Any) -> _autograd.Site:
-    return _autograd.Site(_options_of(*options), _orders(layout, 4), return_lse)
+def _site(layout: Any, page_layout: Any, ndim: int, return_lse: bool, max_q: int, max_kv: int,
+          given: Any, *options: Any) -> _autograd.Site:
+    """given: which tensors there are beside q, k and v."""
+    return _autograd.Site(_options_of(*options), _orders(layout, page_layout, ndim), return_lse,
+                          given is None)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], layouts: Any,
+            max_q: int, max_kv: int, return_lse: bool, *options: Any) -> Any:
+    """layouts: of q, of pages or None, and the number of q's dimensions."""
+    site = None
+    if not _is_compiling():
+        mask, given = _launch.given(beside)
+        try:
+            site = _site(*layouts, return_lse, max_q, max_kv, mask, *options)
+        except TypeError:  # a list, or what is refused
+            pass
+        else:
+            result = site.repeat(q, k, v, beside, given)
+            if result is not None:
+                return result
+    return _call(q, k, v, site.orders if site else _orders(*layouts), beside, max_q, max_kv,
+                 site.options if site else _chosen(*options), return_lse, site)
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Optional[Tensor]],
@@ -101,6 +123,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
         if cast[0] is not q or cast[1] is not k or cast[2] is not v:
             (q, k, v), site = cast, None
     if options.dropout or beside[-1] is not None:
+        site = None  # the seed is another tensor every time
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
     call = _autograd.call if eager else _by_operator
     if q.is_cuda and (q.shape[-1] % _GPU_STEP or v.shape[-1] % _GPU_STEP):
@@ -110,7 +133,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
         result = o[..., :v.shape[-1]], lse
     elif eager:
         result = _autograd.call(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
-                                site if beside is NOTHING else None)
+                                site)
     else:
         result = _by_operator(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
     return result if return_lse else result[0]
@@ -146,10 +169,10 @@ def _by_operator(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tens
 _PACKED = {"bshd": None, "bhsd": (0, 2, 1, 3), "thd": None}
 
 
-def _orders(layout: Any, ndim: int) -> Orders:
-    """Of q, k and v in a layout."""
+def _orders(layout: Any, page_layout: Any, ndim: int) -> Orders:
     order = _order(layout, ndim)
-    return None if order is None else (order, order)
+    order_kv = order if page_layout is None else _order(page_layout, 4)
+    return None if order is order_kv is None else (order, order_kv)
 
 
 def _order(layout: Any, ndim: int) -> Any:
@@ -186,25 +209,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     checkpointing.
     (Dao et al. 2022)
     """
-    beside, site = NOTHING, None
+    beside = NOTHING
     if not (bias is sink is alibi_slopes is block_mask is lens_q is lens_kv is starts_kv is rng
             is None):
         beside = (bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None,
                   _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
-    elif not _is_compiling():
+    elif not _is_compiling():  # as _attend() does, but sooner
         try:
-            site = _site(layout, return_lse, causal, window, chunk, top_left, softcap, scale,
-                         dropout, block_q, block_kv, splits, determinism)
-        except TypeError:  # a list, or what is refused
+            site = _site(layout, None, 4, return_lse, -1, -1, None, causal, window, chunk, top_left,
+                         softcap, scale, dropout, block_q, block_kv, splits, determinism)
+        except TypeError:
             pass
         else:
             result = site.repeat(q, k, v)
             if result is not None:
                 return result
-    options = site.options if site else _chosen(
-        causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv, splits,
-        determinism)
-    return _call(q, k, v, _orders(layout, 4), beside, -1, -1, options, return_lse, site)
+    return _attend(q, k, v, beside, (layout, None, 4), -1, -1, return_lse, causal, window, chunk,
+                   top_left, softcap, scale, dropout, block_q, block_kv, splits, determinism)
 
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor,
@@ -228,14 +249,12 @@ def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
 
     The rest is as in attention(). Returns o, or (o, lse) with lse (heads_q, total_q).
     """
-    options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, 0, 0, splits,
-                      determinism)
-    max_q = _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q")
-    max_kv = _longest(cu_seqlens_kv, max_seqlen_kv, "max_seqlen_kv")
-    return _call(q, k, v, _orders(layout, 3), (
-        bias, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q),
-        _int32(cu_seqlens_kv), _int32(lens_q), _int32(lens_kv), None, None, rng),
-        max_q, max_kv, options, return_lse)
+    return _attend(
+        q, k, v, (bias, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q),
+                  _int32(cu_seqlens_kv), _int32(lens_q), _int32(lens_kv), None, None, rng),
+        (layout, None, 3), _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"),
+        _longest(cu_seqlens_kv, max_seqlen_kv, "max_seqlen_kv"), return_lse, causal, window, chunk,
+        top_left, softcap, scale, dropout, 0, 0, splits, determinism)
 
 
 def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv: Tensor, *,
@@ -255,17 +274,15 @@ def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv
 
     The rest is as in attention(). NotImplementedError where a tensor requires a gradient.
     """
-    options = _chosen(causal, window, chunk, False, softcap, scale, 0.0, 0, 0, splits, determinism)
     varlen = cu_seqlens_q is not None
     max_kv = (page_table.shape[1] * k.shape[axes(page_layout, 4)[2]] if max_seqlen_kv is None
               else max_seqlen_kv)
-    order = _order(layout or ("thd" if varlen else "bshd"), 3 if varlen else 4)
-    order_kv = _order(page_layout, 4)
-    orders = None if order is order_kv is None else (order, order_kv)
-    return _call(q, k, v, orders, (
-        None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None, None,
-        _int32(lens_kv), None, _int32(page_table), None),
-        _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, options, return_lse)
+    return _attend(
+        q, k, v, (None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None,
+                  None, _int32(lens_kv), None, _int32(page_table), None),
+        (layout or ("thd" if varlen else "bshd"), page_layout, 3 if varlen else 4),
+        _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, return_lse, causal, window,
+        chunk, False, softcap, scale, 0.0, 0, 0, splits, determinism)
 
 
 def append_kv(k_cache: Tensor, v_cache: Optional[Tensor], lens_kv: Tensor,
