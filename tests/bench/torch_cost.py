@@ -80,6 +80,10 @@ def main() -> None:
     leaves = [x.clone().requires_grad_() for x in ours]
     theirs = [x.transpose(1, 2).contiguous() for x in ours]
     their_leaves = [x.clone().requires_grad_() for x in theirs]
+    rows, row_leaves = [[x[0].detach().requires_grad_(records) for x in ours]
+                        for records in (False, True)]
+    cu = torch.tensor([0, 4], dtype=torch.int32, device=arguments.device)
+    more = (cu, cu, 4, 4)
     sdpa = F.scaled_dot_product_attention
     calls: Dict[str, Callable[[], Any]] = {
         "forward": lambda: fa.attention(*ours),
@@ -89,6 +93,9 @@ def main() -> None:
         "torch forward, recorded": lambda: sdpa(*their_leaves),
         "torch backward": gradient(sdpa(*their_leaves), their_leaves),
         "backward of a sum of three": gradient(leaves[0] + leaves[1] + leaves[2], leaves),
+        "packed, forward": lambda: fa.attention_varlen(*rows, *more),
+        "packed, recorded": lambda: fa.attention_varlen(*row_leaves, *more),
+        "packed, backward": gradient(fa.attention_varlen(*row_leaves, *more), row_leaves),
         "NumPy's functions, tensors": lambda: flashattn.attention(*ours),
     }
     if not on_gpu:

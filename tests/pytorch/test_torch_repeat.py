@@ -66,6 +66,74 @@ def test_found_again(device, monkeypatch, options, records):
         assert g.requires_grad == w.requires_grad
 
 
+def lengths(device, *numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+def scored(qkv, device, i):
+    heads = qkv[0].shape[2]
+    bias = torch.full((1, heads, 5, 7), 0.1 * i, device=device, requires_grad=i < 2)
+    sink = torch.full((heads,), 0.2 * i, device=device, requires_grad=True)
+    return lambda: fa.attention(*qkv, bias=bias, sink=sink, lens_kv=lengths(device, 7 - i),
+                                return_lse=True), [bias, sink] if i < 2 else [sink]
+
+
+def packed(qkv, device, i):
+    q, k, v = (x[0] for x in qkv)
+    cu_q, cu_kv = lengths(device, 0, 2 + i, 5), lengths(device, 0, 3 + i, 7)
+    return lambda: fa.attention_varlen(q, k, v, cu_q, cu_kv, 5, 7, causal=True), []
+
+
+def packed_alike(qkv, device, i):
+    """One tensor twice."""
+    q, k, v = qkv[0][0], qkv[1][0, :5], qkv[2][0, :5]
+    cu = lengths(device, 0, 2 + i, 5)
+    return lambda: fa.attention_varlen(q, k, v, cu, cu, 5, 5, causal=True), []
+
+
+@pytest.mark.parametrize("kind", [scored, packed, packed_alike])
+@pytest.mark.parametrize("records", [False, True])
+def test_found_again_with_more_tensors(device, monkeypatch, kind, records):
+    """Other numbers in each of them, the lengths, too."""
+    given = [tensors(device, requires_grad=records) for _ in range(3)]
+
+    def run(i):
+        call, more = kind(given[i], device, i)
+        with torch.set_grad_enabled(records):
+            o = call()
+        o, lse = o if isinstance(o, tuple) else (o, None)
+        grads = torch.autograd.grad(o, [*given[i], *more], torch.linspace(
+            0, 1, o.numel(), device=device).view(o.shape)) if records else ()
+        return [o, *([] if lse is None else [lse]), *grads]
+
+    flashattn.clear_cache()
+    want = run(1)
+    flashattn.clear_cache()
+    run(0)
+    with no_preparation(monkeypatch):
+        got = run(1)
+    for g, w in zip(got, want):
+        assert torch.equal(g, w) and g.stride() == w.stride()
+    run(2)  # the bias needs no gradient
+
+
+def test_tensors_alike_for_other_uses_are_not_confused(device):
+    q, k, v = tensors(device)
+    lens, once, twice = lengths(device, 3), lengths(device, 0, 5), lengths(device, 0, 7)
+    calls = [lambda: fa.attention(q, k, v, lens_q=lens), lambda: fa.attention(q, k, v, lens_kv=lens),
+             lambda: fa.attention(q, k, v, starts_kv=lens),
+             lambda: fa.attention(q, k, v, lens_q=lens, lens_kv=lens),
+             lambda: fa.attention_varlen(q[0], k[0], v[0], once, twice, 7, 7),
+             lambda: fa.attention_varlen(q[0], k[0, :5], v[0, :5], once, once, 7, 7)]
+    want = []
+    for call in calls:
+        flashattn.clear_cache()
+        want.append(call())
+    for _ in range(2):
+        for call, result in zip(calls, want):
+            assert torch.equal(call(), result)
+
+
 @pytest.mark.parametrize("name", ["_scaled_dot_product_flash_attention",
                                   "_scaled_dot_product_flash_attention_for_cpu"])
 @pytest.mark.parametrize("memory", ["bhsd", "bshd"])

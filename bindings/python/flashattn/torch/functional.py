@@ -78,8 +78,8 @@ def _float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> int:
-    if given is not None:
-        return given
+    if given is not None:  # a tensor would be kept
+        return int(given) if isinstance(given, Tensor) and not _is_compiling() else given
     if cu_seqlens is None:
         return -1
     if cu_seqlens.is_cuda or _is_compiling():
