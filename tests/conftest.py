@@ -4,8 +4,15 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
-                     help="where the library computes; tests/pytorch uses a GPU that is there, and "
-                          "with cuda nothing else")
+                     help="of tests/numerics and tests/pytorch: where the library computes; the "
+                          "latter uses a GPU that is there without it, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    others = {item.path.parent.name for item in items} - {"numerics", "pytorch"}
+    if others and config.getoption("--device") != "cpu":
+        raise pytest.UsageError(f"--device is not for tests of {', '.join(sorted(others))}, which "
+                                "use what is there; leave it out")
 
 
 class Failures:
