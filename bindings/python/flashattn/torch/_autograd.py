@@ -91,17 +91,17 @@ def _gradients(saved: Sequence[Tensor], call: Tuple[Any, ...], dout: Optional[Te
         if dlse is None:
             return [None] * 5
         dout = torch.zeros_like(o)
-    beside, results, run = more or NOTHING, None, None
+    beside, run = more or NOTHING, None
     if calls is not None and dlse is None and not _is_compiling():
         run = calls.find(dout, q, k, v, o, lse, *_launch.given(beside)[1])
-        results = run and run(dout, None, q, k, v, o, lse, beside)
     *described, orders = call
+    if run is not None:
+        results: Any = run(dout, None, q, k, v, o, lse, beside)
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
-    if run is None and not torch.is_grad_enabled() and is_eager(
-            q, k, v, (dout, o, lse, dlse, *more)):
+    elif not torch.is_grad_enabled() and is_eager(q, k, v, (dout, o, lse, dlse, *more)):
         results = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *described, orders,
                                    calls=calls)
-    elif run is None:
+    else:
         max_q, max_kv, options, *_ = described
         order, order_kv = orders or (None, None)
         every = (order, order, order_kv, order_kv, order)
@@ -112,7 +112,7 @@ def _gradients(saved: Sequence[Tensor], call: Tuple[Any, ...], dout: Optional[Te
         results = [x if by is None else x.permute(inverse(by))
                    for x, by in zip(results, (*every[1:4], None, None))]
     if beside is NOTHING:
-        return results
+        return results  # type: ignore[no-any-return]
     return (*results[:3], *[gradient.to(like.dtype) if wanted else None
                             for gradient, like, wanted in zip(results[3:], beside, described[3:5])])
 
