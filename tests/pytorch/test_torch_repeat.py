@@ -120,7 +120,8 @@ def test_found_again_with_more_tensors(device, monkeypatch, kind, records):
 def test_tensors_alike_for_other_uses_are_not_confused(device):
     q, k, v = tensors(device)
     lens, once, twice = lengths(device, 3), lengths(device, 0, 5), lengths(device, 0, 7)
-    calls = [lambda: fa.attention(q, k, v, lens_q=lens), lambda: fa.attention(q, k, v, lens_kv=lens),
+    calls = [lambda: fa.attention(q, k, v, lens_q=lens),
+             lambda: fa.attention(q, k, v, lens_kv=lens),
              lambda: fa.attention(q, k, v, starts_kv=lens),
              lambda: fa.attention(q, k, v, lens_q=lens, lens_kv=lens),
              lambda: fa.attention_varlen(q[0], k[0], v[0], once, twice, 7, 7),
