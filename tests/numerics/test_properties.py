@@ -362,12 +362,13 @@ def test_rows_past_the_last_query_change_no_bit(device, features, value):
     assert call.forward().bits("o", "lse") == expected, command(case, device)
 
 
-@pytest.mark.parametrize("fraction", [0.02, 0.06, 0.09, 0.1, 0.13, 0.2, 0.26, 0.5])
-def test_equal_scores_next_to_a_softcap(device, fraction):
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("fraction", [0.02, 0.06, 0.09, 0.1, 0.13, 0.15, 0.2, 0.24, 0.26, 0.5])
+def test_equal_scores_next_to_a_softcap(device, fraction, dim):
     """Errors of one sign do not cancel in a sum: of two terms of a softcap's polynomial, say."""
-    case = Case(dtype="bf16", softcap=50.0, seqlen_q=200, seqlen_kv=930, dim_qk=64)
+    case = Case(dtype="bf16", softcap=50.0, seqlen_q=200, seqlen_kv=930, dim_qk=dim, backward=True)
     data = make_data(case)
-    size = np.float32(fraction * case.softcap / 8.0) ** 0.5  # scores are 64 size^2 / 8
+    size = np.float32(fraction * case.softcap / dim ** 0.5) ** 0.5  # scores are dim size^2 / dim^0.5
     data.q = [round_to(np.full_like(q, size), "bf16") for q in data.q]
     data.k = [round_to(np.full_like(k, -size), "bf16") for k in data.k]
     check(case, data, run(case, device, data))

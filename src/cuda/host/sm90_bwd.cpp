@@ -10,6 +10,7 @@
 #include "cuda/kernels/common/bwd_postprocess.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/host/preload.h"
+#include "cuda/host/softcap_fit.h"
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
@@ -22,6 +23,8 @@ ScoreModKind score_mod_of(const Problem& p) {
              has_dropout = p.dropout_threshold() != 0;
   if (has_block_mask_alone(p)) return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p) || (has_score_mod && has_dropout)) return ScoreModKind::kRuntime;
+  if (p.softcap == 0 && p.bias != 0 && std::max(p.dim_qk, p.dim_v) <= kMaxAlibiDim)
+    return ScoreModKind::kAlibi;
   return has_score_mod ? ScoreModKind::kSoftcapAlibi
          : has_dropout ? ScoreModKind::kDropout
                        : ScoreModKind::kPlain;
@@ -95,7 +98,8 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, S
       l2_bytes_(usable_l2_bytes(device.index)),
       main_(make(find(problem, kind, backward_table()))),
       two_warpgroup_(make(find_two_warpgroup(problem, kind))),
-      dbias_(problem, device) {
+      dbias_(problem, device),
+      softcap_(softcap_with_derivative(problem)) {
   if (kind == ScoreModKind::kDenseBias && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     throw_on(preload_clear_dbias(), "cudaFuncGetAttributes");
   }
@@ -131,8 +135,8 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
     return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi ||
-      scores == ScoreModKind::kDenseBias) {
+  if (scores != ScoreModKind::kDropout && scores != ScoreModKind::kBlockMask &&
+      scores != ScoreModKind::kRuntime) {
     return true;
   }
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
@@ -201,6 +205,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   const bool has_softcap = problem_.softcap != 0;
   p.softcap_inner = has_softcap ? problem_.scale / problem_.softcap : 0.0f;
   p.score_scale = (has_softcap ? problem_.softcap : problem_.scale) * kLog2E;
+  p.softcap = softcap_;
   // Bytes of Q and dO of a KV head. Few heads at a time, so that Q, dO and dQ stay in L2.
   const int64_t head_bytes =
       std::max<int64_t>(static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
@@ -236,9 +241,9 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.delta = workspace.take<float>(rows);
   common.softmax_base = workspace.take<float>(rows);
   common.large_lse = workspace.take<uint64_t>(1);
-  common.wide_scores = entry.score_mod == ScoreModKind::kSoftcapAlibi ||
-                       entry.score_mod == ScoreModKind::kDenseBias ||
-                       entry.score_mod == ScoreModKind::kRuntime;
+  common.wide_scores = entry.score_mod != ScoreModKind::kPlain &&
+                       entry.score_mod != ScoreModKind::kDropout &&
+                       entry.score_mod != ScoreModKind::kBlockMask;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);

@@ -62,6 +62,7 @@ class BackwardKernels final : public BackwardRow {
   const int64_t l2_bytes_;
   const Kernel main_, two_warpgroup_;  // two_warpgroup_: the two-warpgroup kernel, for many queries
   const Dbias dbias_;
+  const SoftcapWithDerivative softcap_;
 };
 
 }  // namespace flashattn::cuda::sm90

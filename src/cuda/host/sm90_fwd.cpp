@@ -121,34 +121,6 @@ std::string kernel_name(const ForwardEntry& e) {
 
 }  // namespace
 
-SoftcapPolynomials softcap_of(const Problem& p) {
-  if (p.softcap == 0) return {};
-  // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
-  constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
-  const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
-  SoftcapPolynomials cap{};
-  cap.input_scale = static_cast<float>(inner);
-  double power = outer;
-  bool finite = true;
-  for (int n = 0; n < 3; ++n, power *= inner * inner) {
-    cap.poly5[n] = static_cast<float>(power * kTerms[n]);
-    finite &= std::isfinite(cap.poly5[n]);
-  }
-  if (!finite) return cap;
-  // The square of a product must not overflow.
-  const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
-  cap.poly5_limit = static_cast<float>(product(0.25));
-  // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
-  // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
-  constexpr double kError = 0x1p-18;  // log2
-  const double end =
-      std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
-  cap.poly3_limit = static_cast<float>(product(end));
-  cap.poly3[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
-  cap.poly3[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
-  return cap;
-}
-
 const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      "_softcap_alibi",
                                       "_dropout", "_block_mask", "_dense_bias", "_runtime"};
 

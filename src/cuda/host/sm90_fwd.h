@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/softcap_fit.h"
 #include "cuda/kernels/sm90/table.h"
 
 namespace flashattn::cuda::sm90 {
@@ -45,9 +46,6 @@ class ForwardKernels final : public ForwardRow {
   std::vector<NamedKernel> kernels_;
   const SoftcapPolynomials softcap_;
 };
-
-// The factors and polynomials of a softcap.
-SoftcapPolynomials softcap_of(const Problem& problem);
 
 // Fills the parameters of a call, which are 0 before, but for the tile counter. l2_bytes: see
 // usable_l2_bytes(). Returns an enum flashattn_status.

@@ -33,8 +33,9 @@ struct BwdTileConfig {
   static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
   static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;  // panels
   static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores && !kHasDenseBias;
+  static constexpr bool kHasDerivative = ScoreMod::template kHasStage<ScoreStage::kProduct>;
   static constexpr bool kSeparatePForDs =
-      kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
+      kHasDerivative || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
       kHasBlockMask || kIsDropout;      // q_coord includes the head of the group
   static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
@@ -115,7 +116,7 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   static constexpr bool kPrefetchS = kDim == 64;
   // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
   static constexpr bool kStagePInDs =
-      kDim == 128 && (ScoreMod::kIsRuntime || ScoreMod::template kHas<Dropout>);
+      kDim == 128 && BwdTileConfig<T, kDim, kDim, kTileQ, 128, ScoreMod>::kSeparatePForDs;
 
   static_assert(kTileQ == 64 || kDim == 64,
                 "a dQ subtile is 64 x 64: only one of kTileQ and kDim may exceed 64");

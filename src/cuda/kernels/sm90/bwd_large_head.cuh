@@ -52,6 +52,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     int32_t q_coord;
     uint32_t kind;
     this->begin(q_coord, kind, iter_);
+    range_ = {true, true};
     if (kDsRole && params_.kv_has_tail && kind != Base::kNoTile) zero_k_tail();
     while (kind != Base::kNoTile) {
       if (!Config::kIsRuntime && (kind & Base::kFull)) {
@@ -107,7 +108,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     typename BwdScoreMod<Config>::Lse lse;
     score_mod_.load_lse(lse, q_state().stage());  // not before: D = 256 would lose 5 %
     score_mod_.template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
-                                           q_state().stage(), iter_);
+                                           q_state().stage(), iter_, range_);
     send_p(Config::kSeparatePForDs ? p_for_ds : p);
     storage_.dout.consumer_wait(dout_state());
     if (kMasked) {
@@ -214,6 +215,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
   }
 
   BwdScoreMod<Config> score_mod_;
+  SoftcapRange range_;
   uint32_t iter_ = 0;  // Q tiles so far
   float acc_[kAccParts][kAccPart];
 };

@@ -43,21 +43,26 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     };
     const auto mainloop = [&] {
+      SoftcapRange range{true, true};
       while (kind != kNoTile && !(Config::kLargeLseApart && (kind & Base::kLargeLse))) {
         if (Config::kSkipMaskedTiles && (kind & kFullyMasked)) {
           skip_tile(q_coord, kind, prefetched);
-        } else if (!Config::kIsRuntime && (kind & kFull)) {
-          step<false>(s, q_coord, kind, prefetched);
+          continue;
+        }
+        if constexpr (BwdScoreMod<Config>::kHasPolynomials && kMmasN == 2)
+          score_mod_.update(range, s[0], s[1]);
+        if (!Config::kIsRuntime && (kind & kFull)) {
+          step<false>(s, q_coord, kind, prefetched, range);
         } else {
           this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-          step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched);
+          step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched, range);
         }
       }
       // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that
       // the usual steps lie side by side: each work tile fetches their instructions anew.
       while (Config::kLargeLseApart && kind != kNoTile) {
         this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-        step<true, true>(s, q_coord, kind, prefetched);
+        step<true, true>(s, q_coord, kind, prefetched, range);
       }
     };
     if constexpr (Config::kPrefetchS) {
@@ -72,6 +77,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
 
  private:
   using STiles = SAccum[kMmasN];  // S of a Q tile, then its dP
+  // Registers hold P for dS, which differs from P for dV.
+  static constexpr bool kHoldsPForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
 
   // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
   // `valid` is false, nothing uses the result. load(): what is loaded before, under the WGMMAs.
@@ -95,7 +102,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   // exponentials of one slice overlap WGMMAs of the other.
   template <bool kMasked, bool kMayBeLargeLse = false>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
-                                       TilePrefetch& prefetched) {
+                                       TilePrefetch& prefetched, SoftcapRange& range) {
     const QState at = q_state_;
     STiles& dp = s;
     PFragment p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
@@ -108,10 +115,19 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     for_each_mma_n([&](auto mma_n) {
       if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
+      // Registers hold P for dS beside P of one slice only. Masks need them before.
+      const auto free_last_p = [&] {
+        if constexpr (kHoldsPForDs && mma_n > 0) {
+          ptx::wgmma_wait<0>();
+          ptx::reg_fence(p[mma_n - 1]);
+        }
+      };
+      if (kMasked) free_last_p();
       score_mod_.template compute_p<kMasked, kMayBeLargeLse>(
           s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched, q_coord, kind, at.stage(),
-          q_state_.count, mma_n);
+          q_state_.count, range, mma_n);
       ptx::reg_fence(p[mma_n]);
+      if (!kMasked) free_last_p();
       if (mma_n == 0) storage_.dout.consumer_wait(q_state_);
       this->template gemm_ss<kDim>(dp[mma_n], this->v(), this->dout(at, mma_n));
       // Issued now, it overlaps what follows.
@@ -119,11 +135,12 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     });
     if (!score_mod_.stages_p()) storage_.ds.producer_acquire({q_state_.count});
     for_each_mma_n([&](auto mma_n) {
-      ptx::wgmma_wait<2 * kMmasN - 1 - mma_n>();
+      constexpr bool kWaitsForDv = kMasked && kHoldsPForDs && kMmasN > 1;  // masks need registers
+      ptx::wgmma_wait<kWaitsForDv ? 0 : 2 * kMmasN - 1 - mma_n>();
       ptx::reg_fence(dp[mma_n]);
+      if constexpr (kWaitsForDv && mma_n == 0) ptx::reg_fence(p[kMmasN - 1]);
       if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
-      constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
-      score_mod_.template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n],
+      score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[mma_n] : p[mma_n],
                                               dp[mma_n], ds[mma_n], at.stage(), q_state_.count,
                                               q_coord, mma_n);
       this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
@@ -131,8 +148,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
         this->commit_ds({q_state_.count});
         ptx::wgmma_wait<kMmasN - 1>();
         ptx::reg_fence(dkdv_.dv);
-        // Otherwise the staged P may be loaded into registers that a WGMMA still reads.
-        if constexpr (Config::kStagePInDs) ptx::reg_fence(p[mma_n]);
+        // Otherwise P for dS may take registers that a WGMMA still reads.
+        if constexpr (Config::kStagePInDs || (kHoldsPForDs && kMmasN > 1 && !kMasked))
+          ptx::reg_fence(p[mma_n]);
         this->release_dout(at);
       }
       this->gemm_rs(dkdv_.dk, ds[mma_n], this->q(at, mma_n));

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "cuda/kernels/common/lse_delta.cuh"
 #include "cuda/kernels/sm90/bwd_dense_bias.cuh"
+#include "cuda/kernels/sm90/bwd_exponents.cuh"
 #include "cuda/kernels/sm90/bwd_prefetch.cuh"
 #include "cuda/device/score_mod.cuh"
 
@@ -24,11 +24,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 
  public:
   using TilePrefetch = typename BwdPrefetch<Config>::TilePrefetch;
-  // Columns of 8 queries that are computed at once, as registers allow.
-  static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
+  using Exponents = BwdExponents<Config>;
+  static constexpr int kColumnsAtOnce = Exponents::kColumnsAtOnce;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer),
+        exponents_(params, shared, storage, consumer),
         prefetch_(params, shared, storage, consumer),
         bias_(params, shared, storage, consumer) {}
 
@@ -56,6 +57,21 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
+  // Whether polynomials may serve for a softcap.
+  static constexpr bool kHasPolynomials = ScoreMod::template kHas<Softcap> && !Config::kIsRuntime;
+  // Whether compute_p() finds the range of a Q tile; otherwise it is given.
+  static constexpr bool kFindsRange = kHasPolynomials && kMmaN == kTileQ;
+  // Where P for dS is staged, registers hold half of S beside its P: the test of the range overlaps
+  // the exponentials. Parts of a slice that are tested apart:
+  static constexpr bool kTestsLater = kFindsRange && Config::kStagePInDs && !Config::kSplitRoles;
+  static constexpr int kParts = kTestsLater ? 2 : 1, kPart = kMmaN / 8 / kParts;  // columns
+
+  // Updates the range by S of two slices.
+  __device__ __forceinline__ void update(SoftcapRange& range, const Tile& s,
+                                         const Tile& other) const {
+    exponents_.update(range, fmaxf(max_abs(s), max_abs(other)));
+  }
+
   // Turns S into P, as a register operand, and into p_for_ds, which dS needs: P times the
   // derivative of the score modification; with dropout, negative where it drops. kStagePInDs:
   // p_for_ds goes to the buffer of dS.
@@ -63,13 +79,18 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void compute_p(Tile& s, const Lse& lse, Operand& p, Operand& p_for_ds,
                                             TilePrefetch& prefetched, int32_t q_coord,
                                             uint32_t kind, uint32_t slot, uint32_t count,
-                                            int mma_n = 0) const {
+                                            SoftcapRange& range, int mma_n = 0) const {
     if constexpr (Config::kHasScoreMod) {
-      apply_score_mod<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count);
+      if (this->stages_p()) storage_.ds.producer_acquire({count});
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
+                                                 count, mma_n, range, part * kPart);
+      }
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
-        subtract_bases(s, this->bases_at(q_coord, count, mma_n));
+        exponents_.subtract_bases(s, this->bases_at(q_coord, count, mma_n));
       }
       // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout)
@@ -166,7 +187,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 
   // Whether p_for_ds is staged in the buffer of dS: not if it is P itself, of the same consumer.
   __device__ __forceinline__ bool stages_p() const {
-    if constexpr (!Config::kStagePInDs || Config::kSplitRoles || Config::kIsDropout)
+    if constexpr (!Config::kStagePInDs || Config::kSplitRoles || !Config::kIsRuntime)
       return Config::kStagePInDs;
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
@@ -187,31 +208,41 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   template <bool kMasked>
   static constexpr bool kMayBeNan = kMasked || Config::kIsRuntime;
 
-  // Score modifications of a tile. Softcap alone and ALiBi alone have a path each, as chains of
-  // their own: branches for a few elements at a time expose latencies.
-  template <bool kMasked>
+  // Score modifications of a slice. Softcap alone, in the range of a polynomial, and ALiBi alone
+  // have few instructions; all else is computed by the chain.
+  template <bool kMasked, bool kMayBeLargeLse>
   __device__ __forceinline__ void apply_score_mod(const Tile& s, Operand& p, Operand& p_for_ds,
                                                   TilePrefetch& prefetched, int32_t q_coord,
-                                                  uint32_t kind, uint32_t slot,
-                                                  uint32_t count) const {
-    static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "slices of plain scores only");
-    const Problem& problem = params_.common.problem;
-    const bool has_softcap = ScoreMod::template is_on<Softcap>(problem),
-               has_alibi = ScoreMod::template is_on<Alibi>(problem);
-    const bool near_0 = has_softcap && softcap().all_near_0(s);
-    const auto apply = [&](auto chain, bool tanh_is_near_0) {
-      apply_chain<kMasked, decltype(chain)>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count,
-                                            tanh_is_near_0);
+                                                  uint32_t kind, uint32_t slot, uint32_t count,
+                                                  int mma_n, SoftcapRange& range, int first) const {
+    const bool large_lse = kMayBeLargeLse && (kind & Base::kLargeLse);
+    const auto finish = [&](bool has_derivative, const auto& exponents) {
+      make_p<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, count, mma_n, first,
+                      has_derivative, exponents);
     };
-    if (!Config::kIsRuntime && !has_alibi && near_0) {
-      apply(ScoreModChain<Softcap>(), true);
-    } else if (!Config::kIsRuntime && !has_alibi) {
-      apply(ScoreModChain<Softcap>(), false);
-    } else if (!Config::kIsRuntime && !has_softcap) {
-      apply(ScoreModChain<Alibi>(), false);
-    } else {
-      apply(ScoreMod(), near_0);
+    if constexpr (Exponents::kMayBeAlibiAlone) {
+      if (!large_lse && !ScoreMod::template is_on<Softcap>(params_.common.problem))
+        return finish(false, exponents_.alibi(q_coord, slot, mma_n));
     }
+    if constexpr (kHasPolynomials) {
+      const auto cubic = exponents_.template softcap<3>(slot, mma_n);
+      const auto update_range = [&] {
+        exponents_.update(range, max_abs<kTestsLater ? 2 : 8>(s, 4 * first, 4 * (first + kPart)));
+      };
+      // Masked tiles are few, and code is short of room: no cubic.
+      if (kTestsLater && !kMasked && range.cubic) {
+        finish(true, cubic);
+        update_range();
+        if (range.cubic) return;
+      } else {
+        if (kFindsRange) update_range();
+        if (!kMasked && range.cubic) return finish(true, cubic);
+      }
+      if (!large_lse && range.quintic)
+        return finish(true, exponents_.template softcap<5>(slot, mma_n));
+    }
+    finish(exponents_.has_derivative(),
+           exponents_.chain(s, prefetched, q_coord, slot, count, mma_n, large_lse));
   }
 
   // Turns S into exponents of P. The panels of the bias are those of Q tile `count`.
@@ -219,7 +250,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void add_dense_bias(Tile& s, const Lse& lse, int32_t q_coord,
                                                  uint32_t kind, uint32_t count) const {
     const Problem& problem = params_.common.problem;
-    // As apply_chain() does, in the same order of operations as lse_recompute.cuh.
+    // As BwdExponents::chain() does, in the same order of operations as lse_recompute.cuh.
     const bool large_lse = kMasked && (kind & Base::kLargeLse);
     const float log2e = large_lse ? kLog2E / kWideUnit : kLog2E, factor = problem.scale * log2e;
 #pragma unroll
@@ -229,57 +260,30 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
     bias_.of_tile(count).add(StLayout<>(), s, log2e);
     if (!large_lse) return;
-    subtract_bases(s, this->bases_at(q_coord, count, 0));
+    exponents_.subtract_bases(s, this->bases_at(q_coord, count, 0));
 #pragma unroll
     for (int i = 0; i < kMmaN / 2; ++i)
       s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
   }
 
-  // bases: of the lane's queries.
-  template <int kCount>
-  static __device__ __forceinline__ void subtract_bases(float (&s)[kCount],
-                                                        const volatile float* bases) {
-#pragma unroll
-    for (int n = 0; n < kCount / 4; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const RowBase base(bases[8 * n + e]);
-        s[4 * n + e] = base.subtract_from(s[4 * n + e]);
-        s[4 * n + 2 + e] = base.subtract_from(s[4 * n + 2 + e]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ Softcap softcap() const { return {params_.softcap_inner, 1.0f}; }
-
-  template <bool kMasked, class Chain>
-  __device__ __forceinline__ void apply_chain(const Tile& s, Operand& p, Operand& p_for_ds,
-                                              TilePrefetch& prefetched, int32_t q_coord,
-                                              uint32_t kind, uint32_t slot, uint32_t count,
-                                              bool near_0) const {
+  // Turns exponents of P into P and p_for_ds. exponents(n, x, derivative): turns products x of
+  // kColumnsAtOnce columns from n on into exponents, and multiplies the derivative, if there is one.
+  template <bool kMasked, class Function>
+  __device__ __forceinline__ void make_p(const Tile& s, Operand& p, Operand& p_for_ds,
+                                         TilePrefetch& prefetched, int32_t q_coord, uint32_t kind,
+                                         uint32_t count, int mma_n, int first, bool has_derivative,
+                                         const Function& exponents) const {
     const Problem& problem = params_.common.problem;
-    const bool has_derivative = Chain::template stage_is_on<ScoreStage::kProduct>(problem);
-    const uint32_t lse = this->template row_stat_address<Config::kLse>(slot, 0);
-    const int32_t tile = this->q_tile_of(q_coord);
-    const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
-    const int32_t off =
-        diagonal_offset(problem.mask_rule(), {work_tile().len.q, work_tile().len.kv});
-    // Distance from this lane's first key to its first query; exact below 2^24.
-    const float distance =
-        static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - work_tile().key - row());
-    const uint32_t staged_p = this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), 0);
+    const int32_t query = this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN;
+    const uint32_t staged_p =
+        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
-    if (stages_p) storage_.ds.producer_acquire({count});
-    // If rows have bases, scores are in units of kWideUnit log2(e), and lse is subtracted after the
-    // base.
-    const bool large_lse = kMasked && (kind & Base::kLargeLse);
-    const float unit = large_lse ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
-    uint32_t p_words[kTileQ / 4];
+    uint32_t p_words[kMmaN / 4];
 #pragma unroll
-    for (int n = 0; n < kTileQ / 8; n += kColumnsAtOnce) {
+    for (int n = first; n < first + kPart; n += kColumnsAtOnce) {
       float x[4 * kColumnsAtOnce], derivative[4 * kColumnsAtOnce];
       if constexpr (Config::kIsRuntime) {
-        if (n + kBiasColumnsAhead < kTileQ / 8)
+        if (n + kBiasColumnsAhead < kMmaN / 8)
           prefetch_.fetch_bias(prefetched, n + kBiasColumnsAhead);
       }
 #pragma unroll
@@ -287,34 +291,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         x[i] = s[4 * n + i];
         derivative[i] = 1.0f;
       }
-      const auto make = [&](auto member) {
-        if constexpr (std::is_same<decltype(member), Type<Softcap>>::value) {
-          return RangedSoftcap{softcap(), near_0};
-        } else if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
-          return Alibi{slope * unit, distance};
-        } else {
-          return prefetched_bias(member, prefetched, n, kLog2E * unit);
-        }
-      };
-      Chain::forward_with_derivative(x, derivative, has_derivative, make);
-#pragma unroll
-      for (int i = 0; i < 4 * kColumnsAtOnce; i += 4) {
-        const float2 row_lse = ptx::load_shared_pair(lse + (n + i / 4) * 32);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float own = e % 2 == 0 ? row_lse.x : row_lse.y;
-          x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
-        }
-      }
-      Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
-      if (large_lse) {
-        subtract_bases(x, this->bases_at(q_coord, count, 0) + n * 8);
-#pragma unroll
-        for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
-          const float2 own = ptx::load_shared_pair(lse + (n + i / 4) * 32);
-          x[i] = fmaf(x[i], kWideUnit, -(i % 2 == 0 ? own.x : own.y));
-        }
-      }
+      exponents(n, x, derivative);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] = ptx::exp2(x[i]);
       if constexpr (Config::kIsRuntime) {
@@ -341,7 +318,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       }
       if constexpr (kMasked) {
         if (!Config::kIsRuntime || !(kind & Base::kFull)) {
-          mask(tile, n, [&](int i, uint32_t seen) {
+          mask(query, n, [&](int i, uint32_t seen) {
             p[2 * n + i] &= seen;
             p_words[2 * n + i] &= seen;
           });
@@ -368,22 +345,15 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
-  template <class Member>
-  __device__ __forceinline__ auto prefetched_bias(Member, const TilePrefetch& prefetched, int n,
-                                                  float log2e) const {
-    return DenseBiasWords<4 * kColumnsAtOnce>{prefetched.bias[n], params_.common.problem.dtype_bias,
-                                              log2e};
-  }
-
   // Calls apply(i, bits) for pair i of kColumnsAtOnce columns; all bits of an element are set if
-  // the query sees the key.
+  // the query sees the key. query: the slice's first.
   template <class Apply>
-  __device__ __forceinline__ void mask(int32_t tile, int n, Apply apply) const {
+  __device__ __forceinline__ void mask(int32_t query, int n, Apply apply) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
       // Relative to this lane's first column.
-      const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
+      const int32_t begin = visible.begin - query - lane() % 4 * 2;
       const IntervalMask mask{begin, visible.end - visible.begin};
 #pragma unroll
       for (int k = 0; k < kColumnsAtOnce; ++k) apply(2 * k + half, mask.pair((n + k) * 8));
@@ -411,6 +381,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
+  const Exponents exponents_;
   const BwdPrefetch<Config> prefetch_;
   const BwdDenseBias<Config> bias_;
 };

@@ -80,9 +80,10 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     PFragment p, p_for_ds, ds;
     typename BwdScoreMod<Config>::TilePrefetch prefetched;
     typename BwdScoreMod<Config>::Lse lse;
+    SoftcapRange range;
     score_mod_.load_lse(lse, at.stage());
     score_mod_.template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind,
-                                           at.stage(), q_state_.count);
+                                           at.stage(), q_state_.count, range);
     ptx::reg_fence(p);
     storage_.dout.consumer_wait(q_state_);
     this->template gemm_ss<kDim>(x, this->v(), this->dout(at));

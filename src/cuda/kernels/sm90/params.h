@@ -16,8 +16,8 @@ namespace flashattn::cuda::sm90 {
 enum class ScoreModKind : int32_t {
   kPlain,         // scale only
   kSoftcap,       // forward only
-  kAlibi,         // forward only
-  kSoftcapAlibi,  // backward only: softcap, ALiBi, or both
+  kAlibi,         // backward: heads up to kMaxAlibiDim
+  kSoftcapAlibi,  // backward only: softcap with or without ALiBi; larger heads: ALiBi alone, too
   kDropout,
   kBlockMask,
   kDenseBias,  // a bias that TMA loads, see takes_bias()
@@ -26,6 +26,9 @@ enum class ScoreModKind : int32_t {
 
 // The largest head dimension with kernels of kBlockMask; larger heads have kRuntime.
 constexpr int32_t kMaxBlockMaskDim = 128;
+
+// The largest head dimension with backward kernels of kAlibi; larger heads have kSoftcapAlibi.
+constexpr int32_t kMaxAlibiDim = 128;
 
 // Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
 // heads of a GQA group.
@@ -86,6 +89,12 @@ struct MlaParams {
   FastDivmod by_row_tiles, by_group, by_page_size;  // by_group: q_heads_per_kv_head
 };
 
+// The derivative of the score by x * scale, in the ranges of the polynomials: derivative5[0] +
+// derivative5[1] x^2 + derivative5[2] x^4, and derivative3[0] + derivative3[1] x^2.
+struct SoftcapWithDerivative : SoftcapPolynomials {
+  float derivative5[3], derivative3[2];
+};
+
 struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
@@ -106,6 +115,7 @@ struct BackwardParams {
   float softcap_inner, score_scale;
   int32_t adds_dbias;  // kDenseBias: to args.dbias, which has been cleared
   CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
+  SoftcapWithDerivative softcap;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -1,0 +1,16 @@
+// Polynomials of a softcap for the Hopper kernels.
+#pragma once
+
+#include "core/problem.h"
+#include "cuda/kernels/sm90/params.h"
+
+namespace flashattn::cuda::sm90 {
+
+// For the forward pass: scores within 2^-18, in units of log2(e), below the rounding of sums.
+SoftcapPolynomials softcap_of(const Problem& problem);
+
+// For the backward pass, with the derivative: scores within 2^-13, below the rounding of P to fp16,
+// and in a larger range.
+SoftcapWithDerivative softcap_with_derivative(const Problem& problem);
+
+}  // namespace flashattn::cuda::sm90
