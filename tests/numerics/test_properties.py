@@ -368,7 +368,7 @@ def test_equal_scores_next_to_a_softcap(device, fraction, dim):
     """Errors of one sign do not cancel in a sum: of two terms of a softcap's polynomial, say."""
     case = Case(dtype="bf16", softcap=50.0, seqlen_q=200, seqlen_kv=930, dim_qk=dim, backward=True)
     data = make_data(case)
-    size = np.float32(fraction * case.softcap / dim ** 0.5) ** 0.5  # scores are dim size^2 / dim^0.5
+    size = np.float32(fraction * case.softcap / dim ** 0.5) ** 0.5  # scores are dim^0.5 size^2
     data.q = [round_to(np.full_like(q, size), "bf16") for q in data.q]
     data.k = [round_to(np.full_like(k, -size), "bf16") for k in data.k]
     check(case, data, run(case, device, data))

@@ -10,8 +10,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Which polynomials of a softcap serve for all products of a warp. cubic: in all Q tiles of the work
-// tile so far, so that warps keep to one path: each fetches its own instructions.
+// Which polynomials of a softcap serve for all products of a warp. cubic: in all Q tiles of the
+// work tile so far, so that warps keep to one path: each fetches its own instructions.
 struct SoftcapRange {
   bool cubic, quintic;
 };

@@ -266,8 +266,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
   }
 
-  // Turns exponents of P into P and p_for_ds. exponents(n, x, derivative): turns products x of
-  // kColumnsAtOnce columns from n on into exponents, and multiplies the derivative, if there is one.
+  // Turns kPart columns of S, from `first` on, into P and p_for_ds. exponents: see BwdExponents.
   template <bool kMasked, class Function>
   __device__ __forceinline__ void make_p(const Tile& s, Operand& p, Operand& p_for_ds,
                                          TilePrefetch& prefetched, int32_t q_coord, uint32_t kind,
