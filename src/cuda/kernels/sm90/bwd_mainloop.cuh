@@ -140,9 +140,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       ptx::reg_fence(dp[mma_n]);
       if constexpr (kWaitsForDv && mma_n == 0) ptx::reg_fence(p[kMmasN - 1]);
       if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
-      score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[mma_n] : p[mma_n],
-                                              dp[mma_n], ds[mma_n], at.stage(), q_state_.count,
-                                              q_coord, mma_n);
+      score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[mma_n] : p[mma_n], dp[mma_n],
+                                              ds[mma_n], at.stage(), q_state_.count, q_coord,
+                                              mma_n);
       this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
       if (mma_n == kMmasN - 1) {
         this->commit_ds({q_state_.count});
