@@ -72,7 +72,7 @@ SoftcapPolynomials softcap_of(const Problem& p) {
 }
 
 SoftcapWithDerivative softcap_with_derivative(const Problem& p) {
-  if (p.softcap == 0) return {};
+  if (p.softcap == 0 || p.bias != 0) return {};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
   const auto relative_tanh = [](double x) { return std::tanh(x) / x; };
   const auto derivative = [](double x) { return 1 - std::pow(std::tanh(x), 2); };

@@ -30,8 +30,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
 
  public:
   // Columns that are computed at once, as registers allow.
-  static constexpr int kColumnsAtOnce =
-      Config::kIsRuntime || (Config::kStagePInDs && !Config::kSplitRoles) ? 1 : 2;
+  static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   using Columns = float[4 * kColumnsAtOnce];
   // Small heads have a kernel for ALiBi alone.
   static constexpr bool kMayBeAlibiAlone =

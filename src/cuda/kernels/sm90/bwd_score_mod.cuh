@@ -61,10 +61,6 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   static constexpr bool kHasPolynomials = ScoreMod::template kHas<Softcap> && !Config::kIsRuntime;
   // Whether compute_p() finds the range of a Q tile; otherwise it is given.
   static constexpr bool kFindsRange = kHasPolynomials && kMmaN == kTileQ;
-  // Where P for dS is staged, registers hold half of S beside its P: the test of the range overlaps
-  // the exponentials. Parts of a slice that are tested apart:
-  static constexpr bool kTestsLater = kFindsRange && Config::kStagePInDs && !Config::kSplitRoles;
-  static constexpr int kParts = kTestsLater ? 2 : 1, kPart = kMmaN / 8 / kParts;  // columns
 
   // Updates the range by S of two slices.
   __device__ __forceinline__ void update(SoftcapRange& range, const Tile& s,
@@ -82,11 +78,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                             SoftcapRange& range, int mma_n = 0) const {
     if constexpr (Config::kHasScoreMod) {
       if (this->stages_p()) storage_.ds.producer_acquire({count});
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
-                                                 count, mma_n, range, part * kPart);
-      }
+      apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
+                                               count, mma_n, range);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
@@ -214,30 +207,21 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void apply_score_mod(const Tile& s, Operand& p, Operand& p_for_ds,
                                                   TilePrefetch& prefetched, int32_t q_coord,
                                                   uint32_t kind, uint32_t slot, uint32_t count,
-                                                  int mma_n, SoftcapRange& range, int first) const {
+                                                  int mma_n, SoftcapRange& range) const {
     const bool large_lse = kMayBeLargeLse && (kind & Base::kLargeLse);
     const auto finish = [&](bool has_derivative, const auto& exponents) {
-      make_p<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, count, mma_n, first,
-                      has_derivative, exponents);
+      make_p<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, count, mma_n, has_derivative,
+                      exponents);
     };
     if constexpr (Exponents::kMayBeAlibiAlone) {
       if (!large_lse && !ScoreMod::template is_on<Softcap>(params_.common.problem))
         return finish(false, exponents_.alibi(q_coord, slot, mma_n));
     }
     if constexpr (kHasPolynomials) {
-      const auto cubic = exponents_.template softcap<3>(slot, mma_n);
-      const auto update_range = [&] {
-        exponents_.update(range, max_abs<kTestsLater ? 2 : 8>(s, 4 * first, 4 * (first + kPart)));
-      };
+      if (kFindsRange) exponents_.update(range, max_abs(s));
       // Masked tiles are few, and code is short of room: no cubic.
-      if (kTestsLater && !kMasked && range.cubic) {
-        finish(true, cubic);
-        update_range();
-        if (range.cubic) return;
-      } else {
-        if (kFindsRange) update_range();
-        if (!kMasked && range.cubic) return finish(true, cubic);
-      }
+      if (!kMasked && range.cubic)
+        return finish(true, exponents_.template softcap<3>(slot, mma_n));
       if (!large_lse && range.quintic)
         return finish(true, exponents_.template softcap<5>(slot, mma_n));
     }
@@ -266,11 +250,11 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
   }
 
-  // Turns kPart columns of S, from `first` on, into P and p_for_ds. exponents: see BwdExponents.
+  // Turns S into P and p_for_ds. exponents: see BwdExponents.
   template <bool kMasked, class Function>
   __device__ __forceinline__ void make_p(const Tile& s, Operand& p, Operand& p_for_ds,
                                          TilePrefetch& prefetched, int32_t q_coord, uint32_t kind,
-                                         uint32_t count, int mma_n, int first, bool has_derivative,
+                                         uint32_t count, int mma_n, bool has_derivative,
                                          const Function& exponents) const {
     const Problem& problem = params_.common.problem;
     const int32_t query = this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN;
@@ -279,7 +263,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const bool stages_p = this->stages_p();
     uint32_t p_words[kMmaN / 4];
 #pragma unroll
-    for (int n = first; n < first + kPart; n += kColumnsAtOnce) {
+    for (int n = 0; n < kMmaN / 8; n += kColumnsAtOnce) {
       float x[4 * kColumnsAtOnce], derivative[4 * kColumnsAtOnce];
       if constexpr (Config::kIsRuntime) {
         if (n + kBiasColumnsAhead < kMmaN / 8)
