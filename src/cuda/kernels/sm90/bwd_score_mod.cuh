@@ -220,8 +220,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     if constexpr (kHasPolynomials) {
       if (kFindsRange) exponents_.update(range, max_abs(s));
       // Masked tiles are few, and code is short of room: no cubic.
-      if (!kMasked && range.cubic)
-        return finish(true, exponents_.template softcap<3>(slot, mma_n));
+      if (!kMasked && range.cubic) return finish(true, exponents_.template softcap<3>(slot, mma_n));
       if (!large_lse && range.quintic)
         return finish(true, exponents_.template softcap<5>(slot, mma_n));
     }
