@@ -374,6 +374,15 @@ def test_equal_scores_next_to_a_softcap(device, fraction, dim):
     check(case, data, run(case, device, data))
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradients_of_a_softcap_beside_alibi(device, dim):
+    """Small products, where a softcap alone is a polynomial."""
+    case = Case(dtype="bf16", softcap=50.0, alibi="h", steepest=1.0, seqlen_q=300, seqlen_kv=430,
+                heads_q=4, dim_qk=dim, causal=True, backward=True, amplitude=0.5)
+    data = make_data(case)
+    check(case, data, run(case, device, data))
+
+
 @pytest.mark.parametrize("sign", [-1.0, 0.0, np.nan])
 def test_slopes_of_any_sign(device, sign):
     """Of a slope below 0 the largest score is far from a query. NaN: so is the head's result."""

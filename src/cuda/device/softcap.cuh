@@ -24,19 +24,16 @@ __device__ __forceinline__ float scaled_tanh(float x, float inner, float outer =
   return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
 }
 
-// The largest magnitude of numbers, of which a NaN has none. kChains: of maxima at once, against
-// latency.
-template <int kChains = 8, int kCount>
-__device__ __forceinline__ float max_abs(const float (&x)[kCount], int first = 0,
-                                         int end = kCount) {
-  float largest[kChains];
+// The largest magnitude of numbers, of which a NaN has none.
+template <int kCount>
+__device__ __forceinline__ float max_abs(const float (&x)[kCount]) {
+  float largest[8];  // chains: latency
 #pragma unroll
-  for (int i = first; i < end; ++i) {
-    float& chain = largest[i % kChains];
-    chain = i < first + kChains ? fabsf(x[i]) : fmaxf(chain, fabsf(x[i]));
+  for (int i = 0; i < kCount; ++i) {
+    largest[i % 8] = i < 8 ? fabsf(x[i]) : fmaxf(largest[i % 8], fabsf(x[i]));
   }
 #pragma unroll
-  for (int n = kChains / 2; n > 0; n /= 2) {
+  for (int n = 4; n > 0; n /= 2) {
 #pragma unroll
     for (int i = 0; i < n; ++i) largest[i] = fmaxf(largest[i], largest[i + n]);
   }

@@ -49,13 +49,23 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           skip_tile(q_coord, kind, prefetched);
           continue;
         }
-        if constexpr (BwdScoreMod<Config>::kHasPolynomials && kMmasN == 2)
-          score_mod_.update(range, s[0], s[1]);
+        SoftcapRange of_tile = range;
+        if constexpr (BwdScoreMod<Config>::kHasPolynomials && kMmasN == 2) {
+          // Rows past the last query may be cleared while S is computed: bits must not depend on
+          // it.
+          if (this->has_q_tail(this->q_tile_of(q_coord))) {
+            of_tile = {};
+          } else {
+            score_mod_.update(range, s[0], s[1]);
+            of_tile = range;
+          }
+        }
+        SoftcapRange& step_range = kMmasN == 2 ? of_tile : range;
         if (!Config::kIsRuntime && (kind & kFull)) {
-          step<false>(s, q_coord, kind, prefetched, range);
+          step<false>(s, q_coord, kind, prefetched, step_range);
         } else {
           this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-          step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched, range);
+          step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched, step_range);
         }
       }
       // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that

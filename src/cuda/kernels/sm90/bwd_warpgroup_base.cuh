@@ -267,9 +267,13 @@ class BwdWarpgroupBase {
     fence_cleared_rows();
   }
 
+  // Whether rows of the Q tile lie past the last query and may hold anything.
+  __device__ __forceinline__ bool has_q_tail(int32_t tile) const {
+    return params_.q_has_tail && (tile + 1) * kTileQ > work_tile().len.q;
+  }
   // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_q_tail(QState at, int32_t tile) const {
-    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
+    if (!has_q_tail(tile)) return;
     const int32_t first = work_tile().len.q - tile * kTileQ;
     storage_.q.consumer_wait(at);
     storage_.dout.consumer_wait(at);
