@@ -103,7 +103,9 @@ class BwdExponents : BwdWarpgroupBase<Config> {
                                      ScoreModChain<Softcap, Alibi>, ScoreMod>;
     const Softcap softcap{params_.softcap_inner, 1.0f};
     const bool has_derivative = this->has_derivative();
-    const bool near_0 = Config::kIsRuntime && has_derivative && softcap.all_near_0(s);
+    // Rows past the last query may be cleared while S is computed: bits must not depend on it.
+    const bool near_0 = Config::kIsRuntime && has_derivative &&
+                        !this->has_q_tail(this->q_tile_of(q_coord)) && softcap.all_near_0(s);
     const float unit = large_lse ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
     const Alibi alibi{alibi_slope(slot) * unit, distance(q_coord, mma_n)};
     const uint32_t lse = lse_address(slot, mma_n);

@@ -271,9 +271,11 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ bool has_q_tail(int32_t tile) const {
     return params_.q_has_tail && (tile + 1) * kTileQ > work_tile().len.q;
   }
-  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
+
+  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN. Its
+  // condition as a value, has_q_tail(), would be computed in every step.
   __device__ __forceinline__ void zero_q_tail(QState at, int32_t tile) const {
-    if (!has_q_tail(tile)) return;
+    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
     const int32_t first = work_tile().len.q - tile * kTileQ;
     storage_.q.consumer_wait(at);
     storage_.dout.consumer_wait(at);
