@@ -97,29 +97,49 @@ def kernels(path: pathlib.Path, tool: str) -> List[Kernel]:
     return found
 
 
+def sass(path: pathlib.Path, tool: str) -> Dict[str, List[Tuple[int, str]]]:
+    """By kernel, its instructions without their predicates, with their addresses."""
+    found: Dict[str, List[Tuple[int, str]]] = {}
+    name = ""
+    for line in shown(tool, "-sass", path):
+        if m := re.match(r"\s*Function : (\S+)", line):
+            name = m[1]
+        m = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*);", line)
+        if m:
+            found.setdefault(name, []).append((int(m[1], 16), m[2]))
+    return found
+
+
 def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
     """By kernel of the Hopper forward pass: how many exponentials its mainloop, the shortest loop
     that has both, issues before it waits for the WGMMAs of P V."""
     found: Dict[str, Tuple[int, int]] = {}
-    name = ""
-    code: List[Tuple[int, str]] = []
-    for line in shown(tool, "-sass", path):
-        if m := re.match(r"\s*Function : (\S+)", line):
-            name, code = m[1], []
-        m = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([^;]*);", line)
-        if not m:
-            continue
-        code.append((int(m[1], 16), m[2]))
-        target = re.match(r"BRA .*?(0x[0-9a-f]+)", m[2])
-        if not target or int(target[1], 16) >= code[-1][0]:
-            continue
-        loop = [text for address, text in code if address >= int(target[1], 16)]
-        if any("HGMMA" in text for text in loop) and any("MUFU.EX2" in text for text in loop):
-            wait = next((n for n, text in enumerate(loop)
-                         if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
-            count = sum("MUFU.EX2" in text for text in loop[:wait])
-            found[name] = min(found.get(name, (len(loop), count)), (len(loop), count))
+    for name, code in sass(path, tool).items():
+        for end, (address, text) in enumerate(code):
+            target = re.match(r"BRA .*?(0x[0-9a-f]+)", text)
+            if not target or int(target[1], 16) >= address:
+                continue
+            loop = [text for start, text in code[:end + 1] if start >= int(target[1], 16)]
+            if any("HGMMA" in text for text in loop) and any("MUFU.EX2" in text for text in loop):
+                wait = next((n for n, text in enumerate(loop)
+                             if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
+                count = sum("MUFU.EX2" in text for text in loop[:wait])
+                found[name] = min(found.get(name, (len(loop), count)), (len(loop), count))
     return {name: count for name, (_, count) in found.items()}
+
+
+def steps(path: pathlib.Path, tool: str) -> Dict[str, List[List[str]]]:
+    """By kernel with exponentials: the instructions of each step of its mainloop, from its first
+    exponential to its last."""
+    found: Dict[str, List[List[str]]] = {}
+    for name, code in sass(path, tool).items():
+        exps = [n for n, (_, text) in enumerate(code) if "MUFU.EX2" in text]
+        for last, n in zip([-1000, *exps], exps):
+            if n - last > 300:
+                found.setdefault(name, []).append([])
+            else:
+                found[name][-1] += [text for _, text in code[last:n]]
+    return found
 
 
 def without_padding(code: bytes) -> bytes:
