@@ -84,7 +84,7 @@ struct AffinityMask {
 
   cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words); }
   bool read(pid_t thread) { return sched_getaffinity(thread, sizeof words, set()) == 0; }
-  void apply() { sched_setaffinity(0, sizeof words, set()); }
+  bool apply() { return sched_setaffinity(0, sizeof words, set()) == 0; }  // to this thread
 };
 #endif
 
@@ -236,12 +236,25 @@ int32_t current_processor() noexcept {
 #endif
 }
 
-void avoid_processor(int32_t processor) noexcept {
+bool avoid_processor(int32_t processor) noexcept {
 #if defined(__linux__)
   AffinityMask mask{};
-  if (processor < 0 || !mask.read(getpid())) return;
+  if (processor < 0 || !mask.read(0)) return false;
+  if (!CPU_ISSET_S(processor, sizeof mask.words, mask.set())) return false;
   CPU_CLR_S(processor, sizeof mask.words, mask.set());
-  mask.apply();  // fails if there are none
+  return mask.apply();  // fails if there are none
+#else
+  (void)processor;
+  return false;
+#endif
+}
+
+void allow_processor(int32_t processor) noexcept {
+#if defined(__linux__)
+  AffinityMask mask{};
+  if (!mask.read(0)) return;
+  CPU_SET_S(processor, sizeof mask.words, mask.set());
+  mask.apply();
 #else
   (void)processor;
 #endif

@@ -77,9 +77,12 @@ void use_all_processors() noexcept;
 // The processor that runs this thread; -1: unknown.
 int32_t current_processor() noexcept;
 
-// Lets the calling thread run on the whole affinity mask of the process but for one processor,
-// which it leaves if it runs there. Nothing changes if no other is left, or if processor is -1.
-void avoid_processor(int32_t processor) noexcept;
+// Removes a processor, which may be -1, from the affinity mask of the calling thread, which leaves
+// it if it runs there. Returns whether it did so: not if the mask lacks it or has no other.
+bool avoid_processor(int32_t processor) noexcept;
+
+// Undoes that.
+void allow_processor(int32_t processor) noexcept;
 
 // The CPU quota of this process in processors: the least of its cgroup and of those above it, of
 // versions 1 and 2; infinite if there is none. root: of the file system that holds proc and the

@@ -173,10 +173,9 @@ class Pool {
       Call& call = calls_[slot];
       // It leaves the caller's processor before it joins, because it may have to wait for another.
       caller_processor = call.processor.load(std::memory_order_relaxed);
-      if (slept && caller_processor >= 0 && os::current_processor() == caller_processor) {
-        os::avoid_processor(caller_processor);
-        os::use_all_processors();
-      }
+      if (slept && os::current_processor() == caller_processor &&
+          os::avoid_processor(caller_processor))
+        os::allow_processor(caller_processor);
       uint32_t state = call.state.load();
       while (state & Call::kOpen && Call::vacancies(state) > 0) {
         if (!call.state.compare_exchange_weak(state, state - Call::kVacancy + Call::kMember))
@@ -217,14 +216,14 @@ class Pool {
     const bool found = spins && spin_until(is_open);
     spinning_.fetch_sub(1);
     if (found) return false;
-    os::avoid_processor(caller_processor);
+    const bool avoids = os::avoid_processor(caller_processor);
     {
       const std::lock_guard<os::Mutex> lock(mutex_);
       sleeping_.fetch_add(1);
       while (!is_open()) is_open_.wait(mutex_);
       sleeping_.fetch_sub(1);
     }
-    os::use_all_processors();
+    if (avoids) os::allow_processor(caller_processor);
     return true;
   }
 

@@ -99,19 +99,19 @@ void test_affinity() {
   CHECK(in_child([&] {
     return sched_setaffinity(0, sizeof one, &one) == 0 && flashattn::os::usable_processors() == 1;
   }));
-  const auto mask_is = [](const cpu_set_t& expected) {  // of this thread
+  const auto mask_is = [](const cpu_set_t& wanted) {  // of this thread
     cpu_set_t mask;
     CPU_ZERO(&mask);
-    return sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_EQUAL(&mask, &expected);
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_EQUAL(&mask, &wanted);
   };
   cpu_set_t others = all;
   if (CPU_COUNT(&all) > 1) CPU_CLR(first, &others);
-  std::thread([&] {  // as the mask of the process is that of its first thread
-    flashattn::os::avoid_processor(first);
-    CHECK(mask_is(others));
-    flashattn::os::avoid_processor(-1);
-    CHECK(mask_is(others));
-    flashattn::os::use_all_processors();
+  const bool has_others = CPU_COUNT(&all) > 1;
+  std::thread([&] {  // whose mask alone changes
+    CHECK(flashattn::os::avoid_processor(first) == has_others && mask_is(others));
+    CHECK(!flashattn::os::avoid_processor(-1) && mask_is(others));
+    CHECK(!has_others || !flashattn::os::avoid_processor(first));
+    flashattn::os::allow_processor(first);
     CHECK(mask_is(all));
   })
       .join();
