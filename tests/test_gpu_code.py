@@ -40,7 +40,7 @@ def test_rare_code_is_short(kernel: str, function: str, most: int) -> None:
 
 
 # Each KV tile fetches the steps of full and of masked Q tiles anew: with the step of rows that have
-# a base between them the kernel is 1 % slower at 1k keys, and 2 % at 512.
+# a base between them the kernel is 0.7 % slower at 512 keys.
 def test_usual_steps_are_side_by_side() -> None:
     path: pathlib.Path = OBJECTS / "sm90_bwd_16_64_128_plain.o"
     if not path.exists():

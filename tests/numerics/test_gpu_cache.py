@@ -50,7 +50,7 @@ CASES += [BASE.replace(batch=1, seqlen_kv=4200, lens_kv=None),  # the deep pipel
           BASE.replace(seqlen_kv=4100, lens_kv=[4100, 300], dtype="f16", splits=2, **BLOCKS)]
 
 
-# What the copies leave out: keys that no query sees, here and in MANY.
+# The copies leave out keys that no query sees, here and in MANY.
 HIDDEN = [
     dict(seqlen_q=130, causal=True, top_left=True), dict(cu_q=[70, 9], window=(300, 0), **BLOCKS),
     dict(cu_q=[70, 9], cu_kv=[900, 300], lens_kv=[890, 299], window=(60, 0), dtype="f16"),

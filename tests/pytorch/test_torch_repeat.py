@@ -352,7 +352,7 @@ def test_nothing_that_is_kept_has_memory(device):
         for part in parts:
             look(part)
     look(tuple(_plan.prepared.values()))
-    # Of three forward calls and a backward call: o, lse and workspace, or dq, dk, dv and workspace.
+    # Three forward calls make o, lse and workspace, a backward call dq, dk, dv and workspace.
     assert sum(isinstance(value, functools.partial) for value in seen.values()) >= 10
     assert not any(value.untyped_storage().nbytes() for value in seen.values()
                    if isinstance(value, torch.Tensor))

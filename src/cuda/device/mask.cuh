@@ -47,8 +47,8 @@ struct IntervalMask {
   }
 };
 
-// The same for packed pairs of kColumns columns: two instructions a pair, where comparisons take
-// six, but more registers.
+// IntervalMask for packed pairs of kColumns columns. A pair takes two instructions, where
+// comparisons take six, but more registers.
 template <int kColumns>
 class PairMasks {
  public:

@@ -10,8 +10,8 @@ namespace flashattn::cuda::sm90 {
 
 namespace {
 
-// The polynomial in u = x^2 through f(x) at the Chebyshev nodes of 0 <= u <= end^2, times `factor`;
-// x = inner * (q k). Returns whether all terms are finite.
+// Finds the polynomial in u = x^2 through f(x) at the Chebyshev nodes of 0 <= u <= end^2, times
+// `factor`; x = inner * (q k). Returns whether all terms are finite.
 template <int kTerms>
 bool fit(double (*f)(double), double end, double inner, double factor, float (&terms)[kTerms]) {
   double at[kTerms], slope[kTerms];  // nodes; divided differences
@@ -57,15 +57,13 @@ SoftcapPolynomials softcap_of(const Problem& p) {
     finite &= std::isfinite(cap.poly5[n]);
   }
   if (!finite) return cap;
-  // The square of a product must not overflow.
-  const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
-  cap.poly5_limit = static_cast<float>(product(0.25));
+  cap.poly5_limit = product(0.25, inner);
   // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
   // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
   constexpr double kError = 0x1p-18;  // log2
   const double end =
       std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
-  cap.poly3_limit = static_cast<float>(product(end));
+  cap.poly3_limit = product(end, inner);
   cap.poly3[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
   cap.poly3[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
   return cap;

@@ -35,7 +35,7 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// The same where `barrier` is not 0, without a branch that the compiler sees.
+// Arrives like that unless `barrier` is 0, without a branch that the compiler sees.
 __device__ __forceinline__ void mbarrier_arrive_remote_if(uint32_t barrier) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %0, 0; @p mbarrier.arrive.shared::cluster.b64 _, [%0];}" ::"r"(

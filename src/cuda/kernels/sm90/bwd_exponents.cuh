@@ -10,8 +10,9 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Which polynomials of a softcap serve for all products of a warp. cubic: in all Q tiles of the
-// work tile so far, so that warps keep to one path: each fetches its own instructions.
+// SoftcapRange says which polynomials of a softcap serve for all products of a warp. cubic: in all
+// Q tiles of the work tile so far. So warps keep to one path: each path fetches its own
+// instructions.
 struct SoftcapRange {
   bool cubic, quintic;
 };
@@ -159,7 +160,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
 #pragma unroll
       for (int k = 0; k < kColumnsAtOnce; ++k) pair[k] = ptx::load_shared_pair(lse + (n + k) * 32);
     }
-    // Of the query of element i.
+    // Returns lse of the query of element i.
     __device__ __forceinline__ float of(int i) const {
       return i % 2 == 0 ? pair[i / 4].x : pair[i / 4].y;
     }

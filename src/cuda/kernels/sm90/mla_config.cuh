@@ -48,9 +48,9 @@ struct MlaConfig {
     Barrier full[kStages][2], empty[kStages][2];  // of each part of a stage
     MlaWorkTile work_tile;
     int32_t has_work;
-    uint64_t shown_kv[kStages]
-                     [2];  // PAGES: a bit a key whose page is not hidden; each word has half
-    int32_t redo;          // the base overflowed: the tile is computed again, with online softmax
+    // PAGES: a bit for each key whose page is not hidden. Each word has those of one producer warp.
+    uint64_t shown_kv[kStages][2];
+    int32_t redo;  // the base overflowed: the tile is computed again, with online softmax
     Interval visible_kv[kTileQ];        // keys of the split that each row sees
     float row_max[kConsumers][kTileQ];  // of the tiles of a step, exchanged by the warpgroups
     float row_sum[kConsumers][kTileQ];  // over the tiles of a warpgroup
