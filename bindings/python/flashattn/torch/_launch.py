@@ -39,8 +39,8 @@ _forward, _backward = lib.flashattn_forward, lib.flashattn_backward
 # see to the initialisation of CUDA, which a tensor on a GPU has done.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream: Any = _gpu.Torch(torch).stream
-# Compiled programs call these in the place of torch.empty_strided, which takes microseconds more. By
-# the type of the device; on a GPU they allocate on the current one.
+# Compiled programs call these in the place of torch.empty_strided, which takes microseconds more.
+# By the type of the device; on a GPU they allocate on the current one.
 _empty = {kind: getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None),
                         f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
 
