@@ -68,6 +68,8 @@ def found(name: str, workers: str) -> Optional[str]:
         copy = pathlib.Path(folder)
         shutil.copytree(ROOT / "tests" / "numerics", copy / "tests" / "numerics",
                         ignore=shutil.ignore_patterns("__pycache__"))
+        # A link would put the tree's own folder, with the right formula, on Python's path.
+        shutil.copy(ROOT / "tests" / "conftest.py", copy / "tests")
         for shared in ("tests/data", "include", "bindings", "src"):
             (copy / shared).symlink_to(ROOT / shared)
         (copy / REFERENCE).write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
