@@ -268,11 +268,16 @@ def emulator(run: Run, backend: str, capability: str = "90", *some: str,
                 for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    # A third of the two longest lists; and what many rows in flight ask of the Hopper kernels.
+    # A third of the two longest lists; of the portable kernels also half of the next two, and what
+    # many rows or keys ask of the Hopper kernels.
     two_thirds = [n for n in range(200) if n % 3]
     few = {"starts": two_thirds, "trees": two_thirds}
     if backend == "sm80":
-        few.update(many_queries=range(1, 10), many_heads=range(1, 10))
+        half = range(1, 200, 2)
+        few.update(gradients=half, dropouts=half, many_keys=half, many_queries=range(1, 10),
+                   many_heads=range(1, 10))
+        left_out += ["--deselect=tests/numerics/test_properties.py::test_full_tiles_of_keys_after_"
+                     f"one_with_a_tail[{keys}]" for keys in (4100, 4160)]
     left_out += [f"--deselect=tests/numerics/test_listed.py::test_listed[{name}-{n}]"
                  for name, numbers in few.items() for n in numbers]
     return run.numerics("--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
