@@ -87,6 +87,11 @@ inline float __fmul_rn(float x, float y) {
   asm("" : "+x"(product));
   return product;
 }
+inline float __fadd_rn(float x, float y) {
+  float sum = x + y;
+  asm("" : "+x"(sum));
+  return sum;
+}
 inline float __fsub_rn(float x, float y) {
   float difference = x - y;
   asm("" : "+x"(difference));

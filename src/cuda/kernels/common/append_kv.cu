@@ -57,7 +57,7 @@ __device__ __forceinline__ void rotate(const AppendArgs& args, int64_t position,
   }
   const auto turn = [](float& a, float& b, float cosine, float sine) {
     const float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
-    b = __fsub_rn(__fmul_rn(a, sine), -__fmul_rn(b, cosine));
+    b = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
     a = first;
   };
   if (kPairs == 1 || args.rotary == FLASHATTN_ROTARY_HALVES) {
