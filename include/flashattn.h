@@ -190,7 +190,9 @@ enum flashattn_dtype {
   /* 8-bit float, 4 exponent bits, no infinity (OCP E4M3). */
   FLASHATTN_DTYPE_F8E4M3 = 4,
   /* A byte: a boolean mask, 0 = hidden, anything else = visible. */
-  FLASHATTN_DTYPE_U8 = 5
+  FLASHATTN_DTYPE_U8 = 5,
+  /* A signed byte: an element of a quantised cache, for dtype_kv alone. CPU only. */
+  FLASHATTN_DTYPE_I8 = 6
 };
 
 /* How sequences lie in memory, as bits. None: dense (batch, seq, head, dim). */
@@ -323,9 +325,10 @@ typedef struct flashattn_desc {
   /* Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
    * times a descale are the numbers meant; see flashattn_args. */
   int32_t dtype;
-  /* The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache. */
+  /* The type of k and v. 0: as dtype. F8E4M3 beside another dtype, and I8 beside any, mean a
+   * quantised cache, whose elements times a descale are the numbers meant. */
   int32_t dtype_kv;
-  /* The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+  /* The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With 8-bit inputs also
    * F16, BF16 and, unless ops has BACKWARD, F8E4M3. */
   int32_t dtype_o;
   /* Required: query heads, >= 1. */
@@ -368,7 +371,7 @@ typedef struct flashattn_desc {
   /* Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
    * rounds to 0 or to 1 is refused. */
   float dropout;
-  /* Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3. */
+  /* Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8. */
   int32_t descale_block;
   /* Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
    * chooses, for short queries only. 1: never. */
@@ -392,7 +395,7 @@ typedef struct flashattn_desc {
    * chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit. */
   int64_t workspace_limit;
   /* The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
-   * beside F8E4M3, which has the range of no gradient; otherwise as dtype. */
+   * beside 8-bit inputs, which have the range of no gradient; otherwise as dtype. */
   int32_t dtype_grad;
   int32_t reserved;
 } flashattn_desc;
@@ -476,11 +479,11 @@ typedef struct flashattn_args {
    * q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
    * sequence, those of k and v count j. NULL: 1. */
   flashattn_tensor descale_q;
-  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-   * k, at least 0. NULL: 1. */
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+   * of k, at least 0. NULL: 1. */
   flashattn_tensor descale_k;
-  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-   * v, at least 0. NULL: 1. */
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+   * of v, at least 0. NULL: 1. */
   flashattn_tensor descale_v;
   /* Random numbers of the dropout: see flashattn_dropout_mask. */
   uint64_t rng_seed;
@@ -503,7 +506,7 @@ typedef struct flashattn_args {
   /* (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse. */
   const float *dlse;
   /* (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
-   * F8E4M3: of the numbers meant, which have their descale, as are dk and dv. */
+   * 8 bits: of the numbers meant, which have their descale, as are dk and dv. */
   flashattn_tensor dq;
   /* (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written. */
   flashattn_tensor dk;
@@ -526,9 +529,9 @@ typedef struct flashattn_args {
   /* (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
    * nearest even; what is larger than 448 becomes 448. NULL: 1. */
   flashattn_tensor scale_o;
-  /* (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-   * and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
-   * scores beyond 2^20 may raise it by some percent. */
+  /* (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
+   * scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+   * On a GPU scores beyond 2^20 may raise it by some percent. */
   flashattn_tensor amax_o;
 } flashattn_args;
 
@@ -599,7 +602,8 @@ typedef struct flashattn_quantize_args {
   flashattn_tensor v_out;
   /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
    * largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
-   * where that is 0. Infinities, which become 448, and NaN, which stays, do not count. */
+   * where that is 0. Infinities, which become 448, and NaN, which stays, do not count. I8: by 127,
+   * which infinities become; a NaN becomes 0. Elements are rounded to nearest even. */
   flashattn_tensor descale_q;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise. */
   flashattn_tensor descale_k;
@@ -631,7 +635,7 @@ typedef struct flashattn_append_kv_args {
   int32_t seqlen_kv;
   int64_t total_q;
   int64_t total_kv;
-  /* Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's. */
+  /* Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's. */
   int32_t dtype;
   /* enum flashattn_rotary. */
   int32_t rotary;
@@ -678,11 +682,12 @@ typedef struct flashattn_append_kv_args {
   flashattn_tensor k_cache;
   /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise. */
   flashattn_tensor v_cache;
-  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-   * Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1. */
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
+   * or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
+   * beyond, and a NaN becomes 0. NULL: 1. */
   flashattn_tensor descale_k;
-  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
-   * Likewise. */
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
+   * or I8. Likewise. */
   flashattn_tensor descale_v;
   /* (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
    * p. */
@@ -930,11 +935,11 @@ FLASHATTN_API int32_t flashattn_backward(const flashattn_plan *plan, const flash
 FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args,
                                       void *stream);
 
-/* Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
- * for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
- * heads, dims, layout and descale_block. Needs no workspace. CPU and GPU write the same bits, but for
- * the last one of k_mean and lse_shift at times. GPU: one launch, and one before it with SMOOTH_K.
- * UNSUPPORTED: PAGED_KV. */
+/* Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a
+ * descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
+ * whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
+ * and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
+ * and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV. */
 FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,
                                          const flashattn_quantize_args *args, void *stream);
 

@@ -20,9 +20,11 @@ struct Problem : flashattn_desc {
   bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
 
-  // Whether descales apply to k and v; to q: dtype is F8E4M3.
-  bool has_f8() const { return dtype == FLASHATTN_DTYPE_F8E4M3 || has_f8_cache(); }
+  // Whether elements have descales: those of q, of k and v, of any.
+  bool has_8bit_q() const { return dtype == FLASHATTN_DTYPE_F8E4M3; }
   bool has_f8_cache() const { return dtype_kv == FLASHATTN_DTYPE_F8E4M3; }
+  bool has_8bit_cache() const { return has_f8_cache() || dtype_kv == FLASHATTN_DTYPE_I8; }
+  bool has_8bit() const { return has_8bit_q() || has_8bit_cache(); }
 
   // Query heads that share a KV head.
   FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
@@ -51,12 +53,13 @@ FLASHATTN_HD constexpr int32_t dtype_size(int32_t dtype) {
   }
 }
 
-// A short name for names of kernels: "f32", "f16", "bf16", "f8".
+// A short name for names of kernels: "f32", "f16", "bf16", "f8", "i8".
 inline const char* dtype_label(int32_t dtype) {
   switch (dtype) {
     case FLASHATTN_DTYPE_F32: return "f32";
     case FLASHATTN_DTYPE_BF16: return "bf16";
     case FLASHATTN_DTYPE_F8E4M3: return "f8";
+    case FLASHATTN_DTYPE_I8: return "i8";
     default: return "f16";
   }
 }

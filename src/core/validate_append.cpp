@@ -146,11 +146,11 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
   const bool given = x.in->data != nullptr;
   const Rows rows = query_rows(problem, shape);
   if (!given && (rows.batch == 0 || rows.tokens == 0)) return;  // no token has an address
-  const bool scales = given && x.descale && problem.has_f8_cache();
+  const bool scales = given && x.descale && problem.has_8bit_cache();
   check_beside(x.out_name, ".data", x.out->data, given, x.name);
   if (x.descale) {
     check_beside(x.descale_name, ".data", x.descale->data, scales,
-                 given ? "a cache of F8E4M3" : x.name);
+                 given ? "a cache of F8E4M3 or I8" : x.name);
   }
   if (!given) return;
   const Array in = tensor_array(x.name, Use::kInput, x.in, rows, x.heads, x.dim, dtype);

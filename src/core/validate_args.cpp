@@ -141,18 +141,18 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
       {"dsink", args.dsink, feature(FLASHATTN_FEATURE_DSINK), "feature bit DSINK"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
-  constexpr char kBackward[] = "op bit BACKWARD", kF8[] = "dtype or dtype_kv F8E4M3";
+  constexpr char kBackward[] = "op bit BACKWARD", kCache[] = "dtype_kv F8E4M3 or I8";
   const Tensor tensors[] = {
       {"page_table", &args.page_table, paged, "layout bit PAGED_KV"},
       {"bias", &args.bias, bias(FLASHATTN_BIAS_DENSE), "bias bit DENSE"},
       {"alibi_slopes", &args.alibi_slopes, bias(FLASHATTN_BIAS_ALIBI), "bias bit ALIBI"},
       {"block_mask", &args.block_mask, mask(FLASHATTN_MASK_BLOCKS), "mask bit BLOCKS"},
       {"tree_bits", &args.tree_bits, mask(FLASHATTN_MASK_TREE), "mask bit TREE"},
-      {"descale_q", &args.descale_q, problem.dtype == FLASHATTN_DTYPE_F8E4M3, "dtype F8E4M3"},
-      {"descale_k", &args.descale_k, problem.has_f8_cache(), kF8},
-      {"descale_v", &args.descale_v, problem.has_f8_cache(), kF8},
+      {"descale_q", &args.descale_q, problem.has_8bit_q(), "dtype F8E4M3"},
+      {"descale_k", &args.descale_k, problem.has_8bit_cache(), kCache},
+      {"descale_v", &args.descale_v, problem.has_8bit_cache(), kCache},
       {"scale_o", &args.scale_o, problem.dtype_o == FLASHATTN_DTYPE_F8E4M3, "dtype_o F8E4M3"},
-      {"amax_o", &args.amax_o, problem.has_f8(), kF8},
+      {"amax_o", &args.amax_o, problem.has_8bit(), "dtype F8E4M3, or dtype_kv F8E4M3 or I8"},
       {"dout", &args.dout, backward, kBackward},
       {"dq", &args.dq, backward, kBackward},
       {"dk", &args.dk, backward, kBackward},

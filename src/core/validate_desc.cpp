@@ -13,7 +13,7 @@ namespace {
 constexpr int32_t kMaxSplits = 4096;
 
 bool is_dtype(int32_t value) {
-  return value >= FLASHATTN_DTYPE_DEFAULT && value <= FLASHATTN_DTYPE_U8;
+  return value >= FLASHATTN_DTYPE_DEFAULT && value <= FLASHATTN_DTYPE_I8;
 }
 
 struct Bits {
@@ -59,8 +59,10 @@ void check_choices(const flashattn_desc& desc) {
       {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of q, k and v",
        "required: set FLASHATTN_DTYPE_F32 = 1, F16 = 2, BF16 = 3 or F8E4M3 = 4"},
-      {"dtype_kv", desc.dtype_kv, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
-       "a type of k and v", "use FLASHATTN_DTYPE_F8E4M3 = 4 for a cache, or 0 for the type of q"},
+      // The cache's types are no range: I8 is known, U8 between is not.
+      {"dtype_kv", desc.dtype_kv == FLASHATTN_DTYPE_I8 ? 0 : desc.dtype_kv,
+       FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype, "a type of k and v",
+       "use FLASHATTN_DTYPE_F8E4M3 = 4 or I8 = 6 for a cache, or 0 for the type of q"},
       {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of o", "use FLASHATTN_DTYPE_F32 = 1, or 0 for the type of q"},
       {"dtype_grad", desc.dtype_grad, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_BF16, kDtype,
@@ -189,8 +191,8 @@ void check_dependents(const Problem& p) {
       {"block_kv", p.block_kv, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
       {"tree", p.tree, p.has_mask(FLASHATTN_MASK_TREE), true, kMask,
        "mask bit FLASHATTN_MASK_TREE"},
-      {"descale_block", p.descale_block, p.has_f8(), false, FLASHATTN_REASON_DTYPE,
-       "dtype or dtype_kv FLASHATTN_DTYPE_F8E4M3"},
+      {"descale_block", p.descale_block, p.has_8bit(), false, FLASHATTN_REASON_DTYPE,
+       "dtype FLASHATTN_DTYPE_F8E4M3 or dtype_kv F8E4M3 or I8"},
       {"dtype_grad", p.dtype_grad, p.has_op(FLASHATTN_OP_BACKWARD), false, FLASHATTN_REASON_OP,
        "op bit FLASHATTN_OP_BACKWARD"},
       {"dtype_bias", p.dtype_bias, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
@@ -288,7 +290,7 @@ void check_dropout_step(const Problem& p) {
 
 // Whether o may have this type: the type of q, F32, or any if inputs have 8 bits.
 bool output_type_fits(const Problem& p) {
-  return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 || p.has_f8();
+  return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 || p.has_8bit();
 }
 
 void resolve_defaults(Problem* p) {
@@ -318,6 +320,7 @@ const char* dtype_name(int32_t dtype) {
     case FLASHATTN_DTYPE_BF16: return "FLASHATTN_DTYPE_BF16";
     case FLASHATTN_DTYPE_F8E4M3: return "FLASHATTN_DTYPE_F8E4M3";
     case FLASHATTN_DTYPE_U8: return "FLASHATTN_DTYPE_U8";
+    case FLASHATTN_DTYPE_I8: return "FLASHATTN_DTYPE_I8";
     default: return "unknown";
   }
 }
@@ -343,13 +346,13 @@ Problem make_problem(const flashattn_desc& desc) {
            "query heads: change one, or repeat heads through strides",
            p.heads_q, p.heads_kv);
   }
-  if (p.dtype_kv != p.dtype && p.dtype_kv != FLASHATTN_DTYPE_F8E4M3) {
+  if (p.dtype_kv != p.dtype && !p.has_8bit_cache()) {
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
-           "dtype_kv = %s does not go with dtype = %s; use %s, or FLASHATTN_DTYPE_F8E4M3 for a "
-           "cache",
+           "dtype_kv = %s does not go with dtype = %s; use %s, or FLASHATTN_DTYPE_F8E4M3 or "
+           "I8 for a cache",
            dtype_name(p.dtype_kv), dtype_name(p.dtype), dtype_name(p.dtype));
   }
-  if (p.dtype_grad != FLASHATTN_DTYPE_DEFAULT && p.dtype_grad != p.dtype && !p.has_f8()) {
+  if (p.dtype_grad != FLASHATTN_DTYPE_DEFAULT && p.dtype_grad != p.dtype && !p.has_8bit()) {
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_grad",
            "dtype_grad = %s does not go with dtype = %s, whose gradients have its type; use 0",
            dtype_name(p.dtype_grad), dtype_name(p.dtype));

@@ -13,10 +13,10 @@ constexpr uint32_t kTransforms = FLASHATTN_TRANSFORM_SMOOTH_K | FLASHATTN_TRANSF
 
 // Refuses plans that nothing can be quantised for, and transforms that would change their results.
 void check_choices(const Problem& problem, const flashattn_quantize_args& args) {
-  if (!problem.has_f8()) {
+  if (!problem.has_8bit()) {
     reject(FLASHATTN_REASON_DTYPE, "dtype",
            "the plan has dtype = %s and dtype_kv = %s, so that nothing is to be quantised; make a "
-           "plan with one of them FLASHATTN_DTYPE_F8E4M3",
+           "plan with dtype FLASHATTN_DTYPE_F8E4M3, or dtype_kv F8E4M3 or I8",
            dtype_name(problem.dtype), dtype_name(problem.dtype_kv));
   }
   if (problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
@@ -74,14 +74,14 @@ struct Operand {
 
 void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, const Operand& x,
                  ArrayList* arrays) {
-  const bool given = x.in->data != nullptr, is_f8 = x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
+  const bool given = x.in->data != nullptr, is_8bit = dtype_size(x.dtype_out) == 1;
   check_beside(x.out_name, ".data", x.out->data, given, x.name);
-  check_beside(x.descale_name, ".data", x.descale->data, given && is_f8,
-               "an input that becomes F8E4M3");
+  check_beside(x.descale_name, ".data", x.descale->data, given && is_8bit,
+               "an input that becomes F8E4M3 or I8");
   if (!given) return;
   arrays->add(tensor_array(x.name, Use::kInput, x.in, x.rows, x.heads, x.dim, dtype));
   arrays->add(tensor_array(x.out_name, Use::kOutput, x.out, x.rows, x.heads, x.dim, x.dtype_out));
-  if (!is_f8) return;
+  if (!is_8bit) return;
   const int64_t blocks = descale_blocks(problem, x.tokens);
   arrays->add(strided_array(x.descale_name, Use::kOutput, x.descale,
                             {shape.batch, problem.heads_kv, blocks, 1}, Order::kHeads,
@@ -116,7 +116,7 @@ QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantiz
   const Rows q = query_rows(problem, shape), kv = key_rows(problem, shape, 0);
   const bool smooths = (args.transform & FLASHATTN_TRANSFORM_SMOOTH_K) != 0;
   const bool rotates = (args.transform & FLASHATTN_TRANSFORM_ROTATE) != 0;
-  const bool makes_q = problem.dtype == FLASHATTN_DTYPE_F8E4M3 || rotates;
+  const bool makes_q = problem.has_8bit_q() || rotates;
   // Beside a cache q stays as it is unless it is rotated; for lse_shift it is only read.
   const bool reads_q = args.q.data && !makes_q && args.lse_shift;
   if (args.q.data && !makes_q && !reads_q) {

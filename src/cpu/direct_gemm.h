@@ -128,13 +128,13 @@ void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int3
       }
     };
     int32_t u = 0;
-    if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+    if constexpr (kElementBytes<kDtype> == 1) {
       // Two vectors of bytes are widened at once.
       for (; u + kWidth < whole; u += 2 * kWidth) {
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
           Floats key[2];
-          load_f8_pair(subtile.row[n + k] + u, &key[0], &key[1]);
+          load_unit_pair<kDtype>(subtile.row[n + k] + u, &key[0], &key[1]);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
             Floats& sum = sums[r * kKeys + k];
@@ -181,11 +181,11 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
           interleave(load_words(first + (column + v * kWidth) * 2),
                      load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
         }
-      } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3 && kVectors % 2 == 0 && kWhole) {
+      } else if constexpr (kElementBytes<kDtype> == 1 && kVectors % 2 == 0 && kWhole) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v += 2) {
           Floats pair[2];
-          load_f8_pair(first + column + v * kWidth, &pair[0], &pair[1]);
+          load_unit_pair<kDtype>(first + column + v * kWidth, &pair[0], &pair[1]);
           value[v] = as_words(pair[0]);
           value[v + 1] = as_words(pair[1]);
         }
@@ -217,8 +217,8 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
 // sums of one panel.
 template <int32_t kDtype, int kRows>
 constexpr int kPvVectors =
-    kDtype == FLASHATTN_DTYPE_F8E4M3 && kRows <= 2 && kPanelVectors == 2 ? 2 * kPanelVectors
-                                                                         : kPanelVectors;
+    kElementBytes<kDtype> == 1 && kRows <= 2 && kPanelVectors == 2 ? 2 * kPanelVectors
+                                                                   : kPanelVectors;
 
 // The calls of direct_pv_columns for all columns.
 template <int32_t kDtype, int kRows>

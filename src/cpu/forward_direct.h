@@ -64,8 +64,8 @@ class DirectKv {
       if (all_finite(o, columns)) continue;
       __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(columns));
       TokenRows values = block_.v(r / head_rows);
-      static const float kPerUnit = 1 / kF8Unit;
-      if (has_units()) values.descales = {&kPerUnit, 0, 1};  // the weights hold both
+      const float per_unit = 1 / unit();
+      if (has_units()) values.descales = {&per_unit, 0, 1};  // the weights hold both
       softmax_.add_pv_nonzero_rows(tile, o, r, 1, values, read);
     }
   }
@@ -82,10 +82,14 @@ class DirectKv {
     return {rows, stride_head * size, block_.kv_heads, dim * size, block_.keys.end};
   }
 
-  // Whether K and V are E4M3: the unit of a key, with its descale, then multiplies its scores and
-  // weights, of which there are fewer than elements.
+  // Whether K and V have 8 bits: the unit of a key, with its descale, then multiplies its scores
+  // and weights, of which there are fewer than elements.
   FLASHATTN_INLINE bool has_units() const {
-    return kCompute == Compute::kF32 && block_.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+    return kCompute == Compute::kF32 && block_.problem.has_8bit_cache();
+  }
+  FLASHATTN_INLINE float unit() const {
+    return block_.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3 ? kUnit<FLASHATTN_DTYPE_F8E4M3>
+                                                             : kUnit<FLASHATTN_DTYPE_I8>;
   }
 
   // x[r][j - keys.begin] *= unit of key j, r < rows. A weight of 0 stays 0 whatever the descale.
@@ -100,7 +104,7 @@ class DirectKv {
         for (int32_t j = keys.begin; j < keys.end;) {
           const int64_t next = (int64_t{j / head.block} + 1) * head.block;
           const int32_t end = head.data ? clamp_index(next, keys.end) : keys.end;
-          fill(units, j - keys.begin, end - keys.begin, kF8Unit * head.of(j));
+          fill(units, j - keys.begin, end - keys.begin, unit() * head.of(j));
           j = end;
         }
         fill(units, count, round_up(count, kWidth), 1.0f);

@@ -27,6 +27,7 @@ FLASHATTN_INLINE auto with_wide_dtype(int32_t dtype, Body body) {
 template <class Body>
 FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
   if (dtype == FLASHATTN_DTYPE_F8E4M3) return body(DtypeTag<FLASHATTN_DTYPE_F8E4M3>{});
+  if (dtype == FLASHATTN_DTYPE_I8) return body(DtypeTag<FLASHATTN_DTYPE_I8>{});
   return with_wide_dtype(dtype, body);
 }
 
@@ -181,15 +182,15 @@ FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
   return kUnit<kDtype> == 1.0f ? x : x * splat(kUnit<kDtype>);
 }
 
-// The factor that makes the numbers meant of a row that was loaded in units: E4M3 has descales.
+// The factor that makes the numbers meant of a row that was loaded in units: 8 bits have descales.
 template <int32_t kDtype>
 FLASHATTN_INLINE float unit_of(const TokenRows& rows, int32_t row) {
-  if constexpr (kDtype != FLASHATTN_DTYPE_F8E4M3) return 1;
+  if constexpr (kElementBytes<kDtype> != 1) return 1;
   return kUnit<kDtype> * rows.descales.of(row);
 }
 template <int32_t kDtype>
 FLASHATTN_INLINE Words in_unit(Words x, float unit) {
-  if constexpr (kDtype != FLASHATTN_DTYPE_F8E4M3) return x;
+  if constexpr (kElementBytes<kDtype> != 1) return x;
   return as_words(as_floats(x) * splat(unit));
 }
 
@@ -391,7 +392,7 @@ FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
   return !any(non_finite);
 }
 
-// out[0, dim) = row * factor, in the caller's dtype: E4M3 saturates.
+// out[0, dim) = row * factor, in the caller's dtype: 8 bits saturate.
 FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, float factor,
                                 int32_t dim) {
   with_dtype(dtype, [&](auto tag) {

@@ -1,4 +1,4 @@
-// Wider numbers to E4M3 with a descale for each block of tokens, q and k transformed before: the
+// Wider numbers to 8 bits with a descale for each block of tokens, q and k transformed before: the
 // rotation of FLASHATTN_TRANSFORM_ROTATE in registers (Shah et al. 2024), and k less its mean.
 #pragma once
 
@@ -105,7 +105,8 @@ inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, in
   const Interval task{clamp_index(first, length),
                       clamp_index(int64_t{first} + job.task_tokens, length)};
   const int32_t block = problem.descale_block > 0 ? problem.descale_block : job.task_tokens;
-  const bool is_f8 = job.dtype_out == FLASHATTN_DTYPE_F8E4M3;
+  const bool is_8bit = dtype_size(job.dtype_out) == 1;
+  const float largest = job.dtype_out == FLASHATTN_DTYPE_I8 ? kMaxI8 : kMaxF8;
   const QuantizeRow source(job, b, kv_head);
   const RowLayout layout = row_layout(problem, args.shape);
   alignas(64) float x[kMaxDim + kWidth];
@@ -131,10 +132,10 @@ inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, in
     });
     if (!job.out.data) continue;
     float factor = 1;
-    if (is_f8) {
+    if (is_8bit) {
       // A smaller descale would have no finite inverse.
       constexpr float kLeast = 0x1p-126f;
-      const float descale = most / kMaxF8 > kLeast ? most / kMaxF8 : most == 0 ? 1.0f : kLeast;
+      const float descale = most / largest > kLeast ? most / largest : most == 0 ? 1.0f : kLeast;
       *(head_entry(job.descale, b, kv_head) + tokens.begin / block * job.descale.stride_seq) =
           descale;
       factor = 1 / descale;

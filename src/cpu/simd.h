@@ -39,6 +39,8 @@ FLASHATTN_INLINE Floats load_as_floats(const void* p) {
     return load_bf16(p);
   } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
     return load_f8_units(p) * splat(kF8Unit);
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_I8) {
+    return load_i8(p);
   } else {
     return load_f16(p);
   }
@@ -56,6 +58,17 @@ FLASHATTN_INLINE Floats load_units(const void* p) {
   }
 }
 
+// 2 * kWidth elements of 8 bits, likewise.
+template <int32_t kDtype>
+FLASHATTN_INLINE void load_unit_pair(const char* p, Floats* first, Floats* second) {
+  if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+    load_f8_pair(p, first, second);
+  } else {
+    *first = load_i8(p);
+    *second = load_i8(p + kWidth);
+  }
+}
+
 template <int32_t kDtype>
 FLASHATTN_INLINE void store_floats(void* p, Floats x) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
@@ -64,6 +77,8 @@ FLASHATTN_INLINE void store_floats(void* p, Floats x) {
     store_halves(static_cast<uint16_t*>(p), to_bf16(x));
   } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
     store_bytes(p, to_f8(x));
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_I8) {
+    store_bytes(p, to_i8(x));
   } else {
     store_halves(static_cast<uint16_t*>(p), to_f16(x));
   }

@@ -96,9 +96,10 @@ def test_packed_tokens_into_pages_in_place():
     assert np.count_nonzero(np.abs(pool).sum((2, 3))) == 7
 
 
-def test_a_cache_of_8_bits():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    f8 = np.dtype(ml_dtypes.float8_e4m3fn)
+@pytest.mark.parametrize("name, most", [("float8_e4m3fn", 448), ("int8", 127)])
+def test_a_cache_of_8_bits(name, most):
+    f8 = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name, np.int8))
+    narrow = (lambda x: np.rint(x).astype(f8)) if name == "int8" else (lambda x: x.astype(f8))
     k_cache, v_cache = (np.zeros((3, 20, 2, 16), f8) for _ in range(2))
     k, v = normal(3, 2, 2, 16), normal(3, 2, 2, 16)
     descales = RNG.uniform(0.01, 0.02, (3, 2, 3)).astype(np.float32)
@@ -106,9 +107,9 @@ def test_a_cache_of_8_bits():
     for b, n in enumerate(LENS):
         for i in range(2):
             scale = descales[b, :, (n + i) // 8, None]
-            exact = np.clip(k[b, i] * (np.float32(1) / scale), -448, 448)
-            np.testing.assert_array_equal(k_cache[b, n + i], exact.astype(f8))
-        np.testing.assert_array_equal(v_cache[b, n:n + 2], v[b].astype(f8))
+            exact = np.clip(k[b, i] * (np.float32(1) / scale), -most, most)
+            np.testing.assert_array_equal(k_cache[b, n + i], narrow(exact))
+        np.testing.assert_array_equal(v_cache[b, n:n + 2], narrow(v[b]))
 
 
 def test_layouts_and_threads_of_the_caller():

@@ -42,6 +42,23 @@ def test_a_cache_of_8_bits():
     np.testing.assert_allclose(paged, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("block", [0, 1, 64])
+def test_a_cache_of_integers(block):
+    made = flashattn.quantize(k=K, v=V, dtype_kv="int8", descale_block=block)
+    assert made.k.dtype == made.v.dtype == np.int8
+    descales = dict(descale_k=made.descale_k, descale_v=made.descale_v, descale_block=block)
+    o = flashattn.attention(Q, made.k, made.v, **descales)
+    exact = flashattn.attention(Q, K, V)
+    assert 0 < np.sqrt(((o - exact) ** 2).mean() / (exact ** 2).mean()) < 0.02
+    meant = [wide(x) * np.repeat(d, block or 70, 2)[:, :, :70].swapaxes(1, 2)[..., None]
+             for x, d in ((made.k, made.descale_k), (made.v, made.descale_v))]
+    np.testing.assert_allclose(o, flashattn.attention(Q, *meant), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="FLASHATTN_DTYPE_I8. is not a type of q, k and v"):
+        flashattn.check(dtype="int8", heads_q=1, dim_qk=8)
+    with pytest.raises(TypeError, match="dtype_kv = 'float16' has more than 8 bits"):
+        flashattn.quantize(k=K, dtype_kv="float16")
+
+
 def test_results_of_8_bits():
     exact = flashattn.attention(Q, wide(eight(K)), wide(eight(V)))
     amax = np.zeros((1, 4), np.float32)
@@ -129,6 +146,12 @@ def test_tensors():
     assert flashattn.attention(q, k, v).dtype is torch.float8_e4m3fn
     made = flashattn.quantize(*(torch.from_numpy(x) for x in (Q, K, V)))
     assert made.k.dtype is torch.float8_e4m3fn and made.descale_k.dtype is torch.float32
+    made = flashattn.quantize(k=torch.from_numpy(K), v=torch.from_numpy(V), dtype_kv="int8")
+    assert made.k.dtype is torch.int8
+    o = flashattn.attention(torch.from_numpy(Q), made.k, made.v, descale_k=made.descale_k,
+                            descale_v=made.descale_v)
+    torch.testing.assert_close(o, torch.from_numpy(flashattn.attention(Q, K, V)), rtol=0.1,
+                               atol=0.02)
 
 
 def test_a_gpu_refuses_by_name():

@@ -112,8 +112,8 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
   add_flat("dlse", &args->dlse, none, used(feature(FLASHATTN_FEATURE_DLSE), input), kF32, q[0],
            heads, q[1]);
   add_tensor("dq", &args->dq, none, out_back, d.dtype, q, heads, d.dim_qk);
-  add_tensor("dk", &args->dk, none, out_back, d.dtype_kv, kv, d.heads_kv, d.dim_qk);
-  add_tensor("dv", &args->dv, none, out_back, d.dtype_kv, kv, d.heads_kv, d.dim_v);
+  add_tensor("dk", &args->dk, none, out_back, d.dtype, kv, d.heads_kv, d.dim_qk);
+  add_tensor("dv", &args->dv, none, out_back, d.dtype, kv, d.heads_kv, d.dim_v);
   add("dbias", nullptr, &args->dbias, none, used(feature(FLASHATTN_FEATURE_DBIAS), Role::kSum),
       kF32, true, batch, heads, sq, sk);
   add_flat("dsink", &args->dsink, none, used(feature(FLASHATTN_FEATURE_DSINK), output), kF32, 1,

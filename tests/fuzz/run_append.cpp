@@ -65,7 +65,7 @@ class Append {
                               flashattn_tensor* descale, int32_t dim) {
       add("new tokens", from, Role::kInput, dtype_, {new_batch, d.heads_kv, tokens, dim}, &numbers);
       add("cache", cache, Role::kOutput, d.dtype_kv, {batch, d.heads_kv, rows, dim}, &numbers);
-      if (d.dtype_kv == FLASHATTN_DTYPE_F8E4M3 && in_->one_in(2)) {
+      if (bytes_of(d.dtype_kv) == 1 && in_->one_in(2)) {
         add("descales", descale, Role::kInput, FLASHATTN_DTYPE_F32,
             {args.batch, d.heads_kv, blocks, 1}, &numbers, true);
       }

@@ -3,6 +3,8 @@ import importlib.util
 import os
 import pathlib
 
+from .dtypes import EIGHT_BITS
+
 
 def generated(name):
     """A generated module of the Python package, without the package: that one loads a library."""
@@ -19,7 +21,7 @@ ffi = generated("_native").ffi
 HEADER_VERSION, Reason = (getattr(generated("_constants"), name)
                           for name in ("HEADER_VERSION", "Reason"))
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "f8": 4, "u8": 5}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "f8": 4, "u8": 5, "i8": 6}
 FORWARD, BACKWARD = 1, 2
 SMOOTH_K, ROTATE = 1, 2
 LSE, SINK, DLSE, DBIAS, DSINK = 1, 2, 4, 8, 16
@@ -109,8 +111,8 @@ def descriptor(case, device):
         fields["block_q"], fields["block_kv"] = case.blocks
     if case.bias:
         fields["dtype_bias"] = DTYPES[case.bias]
-    if case.dtype_kv == "f8":
-        fields.update(dtype_kv=DTYPES["f8"], descale_block=case.descale_block)
+    if case.dtype_kv in EIGHT_BITS:
+        fields.update(dtype_kv=DTYPES[case.dtype_kv], descale_block=case.descale_block)
     if both and case.dtype_grad != case.usual_grad:
         fields["dtype_grad"] = DTYPES[case.dtype_grad]
     return fields

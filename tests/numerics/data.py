@@ -4,7 +4,7 @@ from typing import Dict, List, Optional
 
 import numpy as np
 
-from .dtypes import round_finite, round_to
+from .dtypes import EIGHT_BITS, round_finite, round_to
 
 
 @dataclasses.dataclass
@@ -66,16 +66,21 @@ def make_bias(case, rng):
     return np.where(hidden, np.float32(-np.inf), values)
 
 
+# What the numbers of a cache of integers are multiplied by before they are rounded, given descales.
+INTEGERS = 40
+
+
 def make_descales(case, data, rng):
     """And scale_o, with which no o saturates."""
     for name, rows, dtype in (("q", case.seqlen_q, case.dtype),
                               ("k", case.seqlen_kv, case.dtype_kv),
                               ("v", case.seqlen_kv, case.dtype_kv)):
-        if dtype == "f8" and case.descales is not None:
+        if dtype in EIGHT_BITS and case.descales is not None:
             blocks = -(-rows // case.descale_block) if case.descale_block else min(rows, 1)
             shape = [n if letter in case.descales else 1 for letter, n in
                      zip("bht", (case.batch, case.heads_kv, blocks))]
-            data.descales[name] = rng.uniform(0.2, 1.5, shape).astype(np.float32)
+            unit = INTEGERS if dtype == "i8" else 1
+            data.descales[name] = (rng.uniform(0.2, 1.5, shape) / unit).astype(np.float32)
     if case.scale_o:
         largest = max([np.max(np.abs(data.meant(case, "v", b)), initial=0.1)
                        for b in range(case.batch)], default=1.0)
@@ -87,6 +92,8 @@ def make_data(case):
     rng = np.random.default_rng(case.seed)
 
     def normal(rows, heads, dim, dtype, factor=1.0):
+        if dtype == "i8" and case.descales is not None:
+            factor *= INTEGERS
         return round_to(rng.standard_normal((rows, heads, dim)) * factor, dtype)
 
     sequences = range(case.batch)

@@ -8,11 +8,13 @@ NUMPY = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f8": np.dtype(ml_dtypes.float8_e4m3fn),
     "u8": np.dtype(np.uint8),
+    "i8": np.dtype(np.int8),
 }
 
 # Largest relative distance between neighbours: twice the largest error of one rounding.
 EPSILON = {"f32": 2.0 ** -23, "f16": 2.0 ** -10, "bf16": 2.0 ** -7, "f8": 2.0 ** -3}
-LARGEST_F8 = 448.0
+# Types of a quantised cache, and their largest numbers, which the library saturates to.
+EIGHT_BITS = {"f8": 448.0, "i8": 127.0}
 
 
 def round_finite(x, dtype):
@@ -26,6 +28,8 @@ def round_to(x, dtype):
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == "f32":
             return np.asarray(x, np.float32)
-        if dtype == "f8":  # the library saturates
-            x = np.clip(x, -LARGEST_F8, LARGEST_F8)
+        if dtype in EIGHT_BITS:
+            x = np.clip(x, -EIGHT_BITS[dtype], EIGHT_BITS[dtype])
+        if dtype == "i8":
+            return np.nan_to_num(np.rint(np.asarray(x, np.float32)))
         return np.asarray(x, np.float32).astype(NUMPY[dtype]).astype(np.float32)

@@ -9,7 +9,7 @@ from . import capi
 from .appending import Append, Rotary
 from .case import Case
 from .device import CpuDevice
-from .dtypes import EPSILON, LARGEST_F8, round_to
+from .dtypes import EIGHT_BITS, EPSILON, round_to
 from .tolerance import check
 
 BASE = Case(batch=3, seqlen_q=5, seqlen_kv=77, lens_kv=[5, 40, 77], heads_q=6, heads_kv=2,
@@ -54,7 +54,7 @@ CASES = {
     "no sequence": (BASE.replace(batch=0, lens_kv=[]), Rotary(64)),
     "no token": (BASE.replace(lens_q=[0, 0, 0]), Rotary(64)),
 }
-TINY = {"f32": 0, "bf16": 0, "f16": 2.0 ** -25, "f8": 2.0 ** -10}  # half a subnormal step
+TINY = {"f32": 0, "bf16": 0, "f16": 2.0 ** -25, "f8": 2.0 ** -10, "i8": 0.5}  # half the least step
 F8 = BASE.replace(dtype="f8", dtype_kv="f8", dtype_o="bf16", descales="bht", dim_v=64)
 F8_CASES = {
     "head": (F8, Rotary(64), "bf16"),
@@ -63,6 +63,11 @@ F8_CASES = {
     "large": (F8.replace(dim_qk=1024, dim_v=520, dtype_o="f32"), None, "f32"),
     "no descales": (F8.replace(descales=None), Rotary(30), "bf16"),
     "starts": (F8.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), "bf16"),
+    "integers": (BASE.replace(dtype_kv="i8", descales="bht", descale_block=1), Rotary(64), None),
+    "integers, head": (BASE.replace(dtype="f32", dtype_kv="i8", descales="bh"), Rotary(30), None),
+    "integers, f16": (BASE.replace(dtype="f16", dtype_kv="i8", descales=None), None, None),
+    "beside wide queries": (BASE.replace(dtype_kv="f8", descales="bht", descale_block=16),
+                            Rotary(64), None),
 }
 
 
@@ -73,12 +78,12 @@ def check_rows(call, made, dtype_kv):
         for b, got in enumerate(made["q_out" if name == "q" else name]):
             factor = np.float32(1) if name == "q" else call.factors(name, b)
             exact = call.turned(name, b) * factor
-            if dtype == "f8":
-                exact = np.clip(exact, -LARGEST_F8, LARGEST_F8)
+            if dtype in EIGHT_BITS:
+                exact = np.clip(exact, -EIGHT_BITS[dtype], EIGHT_BITS[dtype])
             # One rounding of dtype, subnormals too; before it fp32's of two products, their sum
             # and the factor.
             size = np.abs(call.tokens[name][b]).max(-1, keepdims=True, initial=0) * factor
-            allowed = EPSILON[dtype] / 2 * np.abs(exact) + TINY[dtype] + 2.0 ** -22 * size
+            allowed = EPSILON.get(dtype, 0) / 2 * np.abs(exact) + TINY[dtype] + 2.0 ** -22 * size
             assert (np.abs(got - exact) <= allowed).all(), (name, b)
             if not call.rotary or not call.rotary.base:
                 alike = round_to(call.turned(name, b, np.float32) * factor, dtype)
@@ -120,13 +125,7 @@ def supported(case, device, *arguments, **options):
 def test_a_cache_of_eight_bits(device, name):
     case, rotary, wide = F8_CASES[name]
     call = supported(case, device, rotary, "qkv" if rotary else "kv", wide=wide)
-    check_rows(call, call.append(), "f8")
-
-
-def test_a_cache_beside_wide_queries(device):
-    case = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16)
-    call = supported(case, device, Rotary(64))
-    check_rows(call, call.append(), "f8")
+    check_rows(call, call.append(), case.dtype_kv)
 
 
 def test_special_numbers_are_copied(device):
@@ -149,6 +148,8 @@ APPENDED = {name: CASES[name] for name in ("plain", "halves", "decode pages", "p
                                            "starts")}
 APPENDED.update({
     "f8": (BASE.replace(dim_v=64, **CACHE), Rotary(64)),
+    "i8 decode pages": (DECODE.replace(page_size=16, dtype_kv="i8", descales="bht",
+                                       descale_block=1), Rotary(128)),
     "f8 decode pages": (DECODE.replace(page_size=16, dtype="f16", **CACHE), Rotary(128, True))})
 
 

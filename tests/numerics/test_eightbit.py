@@ -37,14 +37,15 @@ def one_key_each(count, **changes):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("kv", ["f8", "i8"])
 @pytest.mark.parametrize("backward", [False, True])
-def test_each_code(device, backward):
+def test_each_code(device, backward, kv):
     """All 256 bytes as keys' values; backward: the packed path, otherwise K and V in place."""
-    codes = np.arange(256, dtype=np.uint8).view(NUMPY["f8"]).astype(np.float32)
-    case = one_key_each(256, dtype_o="f32", backward=backward)
+    codes = np.arange(256, dtype=np.uint8).view(NUMPY[kv]).astype(np.float32)
+    case = one_key_each(256, dtype_o="f32", dtype_kv=kv, backward=backward)
     data = make_data(case)
     for b in range(256):
-        data.v[b][0], data.v[b][1] = codes[b], np.nan
+        data.v[b][0], data.v[b][1] = codes[b], np.nan if kv == "f8" else -1
     call = Call(case, device, data)
     np.testing.assert_array_equal(np.array(call.forward().o).ravel(), codes)
 

@@ -214,6 +214,7 @@ def test_hostile(device):
 
 @pytest.mark.skipif(COPIES_ALONE, reason="the portable kernels say what is refused")
 @pytest.mark.parametrize("changes, field", [
+    (dict(dtype_kv="i8"), "dtype_kv"), (dict(dtype="f8", dtype_kv="i8"), "dtype_kv"),
     (dict(dtype="f32"), "dtype_kv"), (dict(backward=True), "dtype_kv"),
     (dict(blocks=(64, 64)), "dtype_kv"), (dict(dropout=0.5), "dtype_kv"),
     (dict(dtype_o="f8"), "dtype_kv"), (dict(dim_qk=40), "dim_qk"), (dict(dim_v=72), "dim_v"),

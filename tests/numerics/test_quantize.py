@@ -9,7 +9,7 @@ from . import capi, eightbit, philox, reference, support
 from .case import Case
 from .data import make_data
 from .device import open_device
-from .dtypes import LARGEST_F8, round_to
+from .dtypes import EIGHT_BITS, round_to
 from .harness import Call, run
 
 SEED = 0x0123456789ABCDEF
@@ -63,7 +63,7 @@ class Quantized:
             dtype = plan_case.dtype if name == "q" else plan_case.dtype_kv
             fields[name + "_out"] = call.tensor(name + "_out", dtype, like=name)
             names.append(name + "_out")
-            if dtype == "f8":
+            if dtype in EIGHT_BITS:
                 self.add_descales(call, fields, name)
                 names.append("descale_" + name)
         if transform & capi.SMOOTH_K and "k" in only:
@@ -119,6 +119,8 @@ def transformed(case, data, transform, seed):
 def check_numbers(case, got, exact, name):
     """Descales, and elements that are the nearest, but for fp32's rounding of what is rounded."""
     block = got.plan_case.descale_block
+    dtype = got.plan_case.dtype if name == "q" else got.plan_case.dtype_kv
+    most = EIGHT_BITS[dtype]
     group = case.group if name == "q" else 1
     for b, x in enumerate(exact[name]):
         rows, heads, dim = x.shape
@@ -126,13 +128,13 @@ def check_numbers(case, got, exact, name):
             part = x[first:first + block] if block else x
             amax = np.abs(part).reshape(len(part), heads // group, -1).max((0, 2))
             descales = got.descales[name][b, :, first // block if block else 0]
-            np.testing.assert_allclose(descales, np.where(amax == 0, 1, amax / LARGEST_F8),
+            np.testing.assert_allclose(descales, np.where(amax == 0, 1, amax / most),
                                        rtol=2e-6)
             scaled = part / np.repeat(descales.astype(np.float64), group)[:, None]
             out = got.x[name][b][first:first + len(part)]
-            nearest = np.abs(round_to(scaled, "f8") - scaled)
+            nearest = np.abs(round_to(scaled, dtype) - scaled)
             # Numbers that a transform cancels leave the rounding of the large ones.
-            slack = 1e-5 * np.abs(scaled) + (1e-6 if got.transform else 1e-8) * LARGEST_F8
+            slack = 1e-5 * np.abs(scaled) + (1e-6 if got.transform else 1e-8) * most
             assert (np.abs(out - scaled) <= nearest + slack).all(), (name, b, first)
 
 
@@ -216,16 +218,21 @@ def test_a_block_beyond_shared_memory(device):
     same_as_on_the_cpu(got, wanted)
 
 
-def test_a_cache_beside_wide_queries(device):
+@pytest.mark.smoke
+@pytest.mark.parametrize("kv, block", [("f8", 64), ("i8", 64), ("i8", 1), ("i8", 0)])
+def test_a_cache_beside_wide_queries(device, kv, block):
     """q is rotated and stays wide; without a rotation it is only read."""
-    case = BASE.replace(descale_block=64)
-    plan_case = case.replace(dtype_kv="f8", dtype_o="f32", descales="bht")
+    if kv == "i8" and device.name != "cpu":
+        pytest.skip("caches of I8 are the CPU's")
+    case = BASE.replace(descale_block=block)
+    plan_case = case.replace(dtype_kv=kv, dtype_o="f32", descales="bht")
     data = make_data(case)
     got = Quantized(case, device, data, plan_case, capi.ROTATE, SEED)
     exact, _ = transformed(case, data, capi.ROTATE, SEED)
     for b, x in enumerate(exact["q"]):
         assert np.abs(got.x["q"][b] - x).max() <= 2.0 ** -8 * np.abs(x).max()
     check_numbers(case, got, exact, "k")
+    check_numbers(case, got, exact, "v")
     with pytest.raises(capi.Refused, match="q stays as it is"):
         Quantized(case, device, data, plan_case)
 
@@ -245,6 +252,19 @@ def test_numbers_that_do_not_count(device):
     assert np.isnan(x[2][0]) and x[2][1] == 448 and got.descales["v"][2, 0, 0] == 1
     assert x[3] == [0, 0] and np.isfinite(1 / got.descales["v"][3, 0, 0])
     assert x[4] == [448, -128] and np.isfinite(got.descales["v"][4, 0, 0])
+
+
+def test_integers(device):
+    """Halves go to even; infinities saturate, NaN becomes 0."""
+    if device.name != "cpu":
+        pytest.skip("caches of I8 are the CPU's")
+    case = BASE.replace(dtype="f32", batch=1, heads_q=1, heads_kv=1, seqlen_q=1, seqlen_kv=1)
+    data = make_data(case)
+    data.v[0][:] = 0
+    data.v[0][0, 0, :9] = [127, 0.5, 1.5, -2.5, -126.5, np.inf, -np.inf, np.nan, 3]
+    got = Quantized(case, device, data, case.replace(dtype_kv="i8", descales="bht"), only="v")
+    assert got.descales["v"][0, 0, 0] == 1
+    assert got.x["v"][0][0, 0, :9].tolist() == [127, 0, 2, -2, -126, 127, -127, 0, 3]
 
 
 def exact_attention(case, data):

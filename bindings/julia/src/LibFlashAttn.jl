@@ -141,6 +141,8 @@ const FLASHATTN_DTYPE_BF16 = Int32(3)
 const FLASHATTN_DTYPE_F8E4M3 = Int32(4)
 "A byte: a boolean mask, 0 = hidden, anything else = visible."
 const FLASHATTN_DTYPE_U8 = Int32(5)
+"A signed byte: an element of a quantised cache, for dtype_kv alone. CPU only."
+const FLASHATTN_DTYPE_I8 = Int32(6)
 
 # enum flashattn_layout
 # How sequences lie in memory, as bits. None: dense (batch, seq, head, dim).
@@ -274,7 +276,7 @@ const flashattn_device = (CPU = FLASHATTN_DEVICE_CPU, CUDA = FLASHATTN_DEVICE_CU
 const flashattn_op = (FORWARD = FLASHATTN_OP_FORWARD, BACKWARD = FLASHATTN_OP_BACKWARD,)
 const flashattn_dtype = (DEFAULT = FLASHATTN_DTYPE_DEFAULT, F32 = FLASHATTN_DTYPE_F32, F16 =
     FLASHATTN_DTYPE_F16, BF16 = FLASHATTN_DTYPE_BF16, F8E4M3 = FLASHATTN_DTYPE_F8E4M3, U8 =
-    FLASHATTN_DTYPE_U8,)
+    FLASHATTN_DTYPE_U8, I8 = FLASHATTN_DTYPE_I8,)
 const flashattn_layout = (VARLEN_Q = FLASHATTN_LAYOUT_VARLEN_Q, VARLEN_KV =
     FLASHATTN_LAYOUT_VARLEN_KV, PAGED_KV = FLASHATTN_LAYOUT_PAGED_KV,)
 const flashattn_mask = (CAUSAL = FLASHATTN_MASK_CAUSAL, WINDOW = FLASHATTN_MASK_WINDOW, CHUNK =
@@ -369,10 +371,13 @@ Base.@kwdef struct flashattn_desc
     times a descale are the numbers meant; see flashattn_args.
     """
     dtype::Int32 = 0
-    "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache."
+    """
+    The type of k and v. 0: as dtype. F8E4M3 beside another dtype, and I8 beside any, mean a
+    quantised cache, whose elements times a descale are the numbers meant.
+    """
     dtype_kv::Int32 = 0
     """
-    The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With 8-bit inputs also
     F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     """
     dtype_o::Int32 = 0
@@ -420,7 +425,7 @@ Base.@kwdef struct flashattn_desc
     rounds to 0 or to 1 is refused.
     """
     dropout::Cfloat = 0
-    "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3."
+    "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8."
     descale_block::Int32 = 0
     """
     Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
@@ -453,7 +458,7 @@ Base.@kwdef struct flashattn_desc
     workspace_limit::Int64 = 0
     """
     The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
-    beside F8E4M3, which has the range of no gradient; otherwise as dtype.
+    beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     """
     dtype_grad::Int32 = 0
     reserved::Int32 = 0
@@ -556,13 +561,13 @@ Base.@kwdef struct flashattn_args
     """
     descale_q::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    k, at least 0. NULL: 1.
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    of k, at least 0. NULL: 1.
     """
     descale_k::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    v, at least 0. NULL: 1.
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    of v, at least 0. NULL: 1.
     """
     descale_v::flashattn_tensor = flashattn_tensor()
     "Random numbers of the dropout: see flashattn_dropout_mask."
@@ -593,7 +598,7 @@ Base.@kwdef struct flashattn_args
     dlse::Ptr{Cfloat} = C_NULL
     """
     (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
-    F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
+    8 bits: of the numbers meant, which have their descale, as are dk and dv.
     """
     dq::flashattn_tensor = flashattn_tensor()
     "(batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written."
@@ -620,9 +625,9 @@ Base.@kwdef struct flashattn_args
     """
     scale_o::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-    and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
-    scores beyond 2^20 may raise it by some percent.
+    (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
+    scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    On a GPU scores beyond 2^20 may raise it by some percent.
     """
     amax_o::flashattn_tensor = flashattn_tensor()
 end
@@ -705,7 +710,8 @@ Base.@kwdef struct flashattn_quantize_args
     """
     (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
     largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
-    where that is 0. Infinities, which become 448, and NaN, which stays, do not count.
+    where that is 0. Infinities, which become 448, and NaN, which stays, do not count. I8: by 127,
+    which infinities become; a NaN becomes 0. Elements are rounded to nearest even.
     """
     descale_q::flashattn_tensor = flashattn_tensor()
     "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise."
@@ -747,7 +753,7 @@ Base.@kwdef struct flashattn_append_kv_args
     seqlen_kv::Int32 = 0
     total_q::Int64 = 0
     total_kv::Int64 = 0
-    "Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's."
+    "Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's."
     dtype::Int32 = 0
     "enum flashattn_rotary."
     rotary::Int32 = 0
@@ -808,13 +814,14 @@ Base.@kwdef struct flashattn_append_kv_args
     "(batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise."
     v_cache::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-    Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
+    or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
+    beyond, and a NaN becomes 0. NULL: 1.
     """
     descale_k::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
-    Likewise.
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
+    or I8. Likewise.
     """
     descale_v::flashattn_tensor = flashattn_tensor()
     """
@@ -1355,11 +1362,11 @@ end
         stream::Ptr{Cvoid})::Int32
 
 ```text
-Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
-for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
-heads, dims, layout and descale_block. Needs no workspace. CPU and GPU write the same bits, but for
-the last one of k_mean and lse_shift at times. GPU: one launch, and one before it with SMOOTH_K.
-UNSUPPORTED: PAGED_KV.
+Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a
+descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
+whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
+and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
+and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
 ```
 """
 function flashattn_quantize(plan, args, stream)

@@ -17,7 +17,7 @@ Returns `(q = ..., lens_kv = ...)`: q rotated, `nothing` without q; and the toke
 holds, `nothing` without k and v.
 
 - `k_cache`, `v_cache`: (dim, heads_kv, capacity, batch), written from token lens_kv[b] + 1 on; with
-  `page_table` (dim, heads_kv, page_size, pages). Elements of k, or `F8E4M3`. `nothing` without k or v
+  `page_table` (dim, heads_kv, page_size, pages). Elements of k, `F8E4M3` or `Int8`. `nothing` without k or v
 - `lens_kv`: (batch,) integers, tokens in the cache
 - `k`, `v`, `q`: (dim, heads, tokens, batch), or with `cu_seqlens_q` (dim, heads, total); each may be
   `nothing`. Float32, Float16 or BFloat16
@@ -31,7 +31,7 @@ holds, `nothing` without k and v.
   `threads`, `multiprocessors`, `parallel`: as in [`attention`](@ref) and its relatives
 - `layout = :dhsb`, `cache_layout`: the order of q, k, v, and of the caches (that of q, k, v; pages
   `:dhsp`)
-- `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3:
+- `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3 or Int8:
   k times 1 / descale_k is rounded
 - `q_out`: written and returned as q; q itself will do
 - `lens_out`: (batch,) Int32, written and returned; lens_kv itself is incremented in place
@@ -68,8 +68,9 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
     lens_kv === nothing && refuse(:NULL_POINTER, :lens_kv, "lens_kv is nothing; give the tokens that " *
         "the cache holds of each sequence, zeros(Int32, batch) at first")
 
-    stored, narrow = eltype(x.cache.array), eltype(x.cache.array) === F8E4M3
-    plan = cached_plan(describe(stored, Dict{Symbol,Any}(x.dims..., :dtype_kv => stored,
+    stored, narrow = eltype(x.cache.array), eltype(x.cache.array) in CACHE_8BIT
+    wide = stored === Int8 ? eltype(x.model.array) : stored  # no queries of Int8
+    plan = cached_plan(describe(wide, Dict{Symbol,Any}(x.dims..., :dtype_kv => stored,
         :dtype_o => narrow ? Float32 : nothing, :varlen_q => x.packed,
         :page_size => sizes[:page_size], :descale_block => narrow ? sizes[:descale_block] : 0,
         :threads => option(:threads, 0), :multiprocessors => option(:multiprocessors, 0),
@@ -138,9 +139,9 @@ function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::D
     (first_name, model), (_, cache) = first(in_order(tensors)), first(in_order(caches))
     T, stored = eltype(model.array), eltype(cache.array)
     for (name, t) in in_order(caches)
-        eltype(t.array) in (T, F8E4M3) && eltype(t.array) === stored || refuse(:DTYPE, "$(name)_cache",
+        eltype(t.array) in (T, CACHE_8BIT...) && eltype(t.array) === stored || refuse(:DTYPE, "$(name)_cache",
             "$(name)_cache has elements $(eltype(t.array)), new tokens $T; give caches of $T, or both " *
-            "of F8E4M3")
+            "of F8E4M3 or Int8")
         check_device(t.array, cache, "$(name)_cache")
         (t.heads, t.rows, t.batch) == (cache.heads, cache.rows, cache.batch) ||
             refuse(:SIZE, "$(name)_cache", "$(name)_cache has size $(size(t.array)), k_cache " *

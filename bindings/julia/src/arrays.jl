@@ -11,18 +11,20 @@ dtype(::Type{BFloat16}) = C.FLASHATTN_DTYPE_BF16
 dtype(::Type{F8E4M3}) = C.FLASHATTN_DTYPE_F8E4M3
 dtype(::Type{Bool}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type{UInt8}) = C.FLASHATTN_DTYPE_U8
+dtype(::Type{Int8}) = C.FLASHATTN_DTYPE_I8
 dtype(::Type) = C.FLASHATTN_DTYPE_DEFAULT  # none
 
-const ELEMENTS = (Float32, Float16, BFloat16, F8E4M3)
+const CACHE_8BIT = (F8E4M3, Int8)
+const ELEMENTS = (Float32, Float16, BFloat16, CACHE_8BIT...)
 
 "The element type of a code."
 element(code::Integer) = ELEMENTS[findfirst(T -> dtype(T) == code, ELEMENTS)]
 
 "The same for an array, or a member that says it, that must have one; `mask`: a bias, for which bytes will do, but not
-those of F8E4M3."
+those of F8E4M3 or Int8."
 function dtype(T::Type, name::String; mask::Bool = false)
     code = dtype(T)
-    types = mask ? filter(!=(F8E4M3), collect(ELEMENTS)) : collect(ELEMENTS)
+    types = mask ? filter(!in(CACHE_8BIT), collect(ELEMENTS)) : collect(ELEMENTS)
     code in map(dtype, types) && return code
     mask && code == C.FLASHATTN_DTYPE_U8 && return code
     refuse(:DTYPE, name, "the element type $T of $name is none of $(join(types, ", "))" *

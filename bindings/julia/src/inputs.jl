@@ -155,9 +155,9 @@ end
 function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String)
     types = map(t -> eltype(t.array), (q, k, v))
     foreach(dtype, types, ("q", "k", "v"))
-    types[2] === types[3] && types[2] in (types[1], F8E4M3) ||
+    types[2] === types[3] && types[2] in (types[1], CACHE_8BIT...) ||
         refuse(:DTYPE, types[2] === types[3] ? "k" : "v",
-            "q, k, v have elements $(join(types, ", ")); they must be the same, or k and v F8E4M3: " *
+            "q, k, v have elements $(join(types, ", ")); they must be the same, or k and v F8E4M3 or Int8: " *
             "convert two of them")
     device(q) == device(k) == device(v) || refuse(:NO_DEVICE, device(q) == device(k) ? "v" : "k",
         "q, k, v lie on different devices; move them to one")

@@ -86,6 +86,13 @@ end
         @test float32.(k8[:, h, n + i, b]) == float32.(F8E4M3.(scaled))
         @test float32.(v8[:, h, n + i, b]) == float32.(F8E4M3.(v[:, h, i, b]))
     end
+    k8, v8 = zeros(Int8, size(k8)), zeros(Int8, size(v8))
+    append_kv!(k8, v8, lens, k, v; descale_k = descale ./ 16, descale_block = 4)
+    for (b, n) in enumerate(lens), i in 1:2, h in 1:2
+        scaled = k[:, h, i, b] .* inv(descale[cld(n + i, 4), h, b] / 16)
+        @test k8[:, h, n + i, b] == round.(Int8, clamp.(scaled, -127, 127))
+        @test v8[:, h, n + i, b] == round.(Int8, v[:, h, i, b])
+    end
     half = append_kv!(BFloat16.(first(caches())), nothing, lens, BFloat16.(k); lens_q = [1, 2, 0])
     @test half.lens_kv == [4, 2, 15]
 

@@ -22,6 +22,11 @@
     # A cache beside wider queries, and results of 8 bits.
     half = Float16.(float32.(q))
     @test attention(half, k, v; dtype_o = Float32) ≈ attention(float32.(half), float32.(k), float32.(v)) rtol = 1e-4
+    integers(x) = round.(Int8, clamp.(40 .* float32.(x), -127, 127))
+    steps = fill(0.025f0, 70, 2, 2)  # (token, head, batch)
+    @test attention(half, integers(k), integers(v); dtype_o = Float32, descale_k = steps, descale_v = steps,
+                    descale_block = 1) ≈
+          attention(float32.(half), integers(k) .* 0.025f0, integers(v) .* 0.025f0) rtol = 1e-4
     scaled = attention(q, k, v; scale_o = fill(64.0f0, 4, 2))
     @test eltype(scaled) === F8E4M3
     @test float32.(scaled) ./ 64 ≈ attention(q, k, v; dtype_o = Float32) rtol = 0.05

@@ -6,7 +6,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 
 from . import _arrays, _gpu, _parallel
-from ._arrays import F8, F32, FLOAT32, NAMES, View, beside, check_writable, view
+from ._arrays import CACHE_8BIT, F8, F32, FLOAT32, NAMES, View, beside, check_writable, view
 from ._constants import Reason, Rotary
 from ._errors import fail, invalid, wrong_type
 from ._inputs import Tensor, first_given, longest, sequences, set_sizes
@@ -75,7 +75,7 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
     place, args = call.place, call.args
     options: Dict[str, Any] = dict(varlen_q=cu_seqlens_q is not None)
     options.update({"device": place.device} if place else {"threads": threads})
-    if call.dtype_kv == F8:
+    if call.dtype_kv in CACHE_8BIT:
         options.update(dtype_o=F32, descale_block=block)
     # GPU kernels have no plan of wide queries beside an 8-bit cache; this call needs none.
     dtype = F8 if call.dtype_kv == F8 else call.dtype
@@ -146,10 +146,10 @@ class _Call:
                              "of one", "dtype")
         self.dtype = next(iter(self.tensors.values())).view.dtype
         kinds = {cache.view.dtype for cache in self.caches.values()}
-        if len(kinds) > 1 or not kinds <= {self.dtype, F8}:
+        if len(kinds) > 1 or not kinds <= {self.dtype, *CACHE_8BIT}:
             raise wrong_type(f"the cache has dtypes {', '.join(NAMES[n] for n in sorted(kinds))}, "
-                             f"new tokens {names[0]}; give a cache of {names[0]} or float8_e4m3fn",
-                             "k_cache")
+                             f"new tokens {names[0]}; give a cache of {names[0]}, "
+                             "float8_e4m3fn or int8", "k_cache")
         self.dtype_kv = kinds.pop()
 
     def heads(self) -> Tuple[int, int, int, int]:

@@ -11,13 +11,15 @@ from ._errors import UnsupportedError, invalid, wrong_type
 from ._library import ffi
 
 Place = Optional[_gpu.Place]
-F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8E4M3,
-                                           Dtype.U8))
+F32, F16, BF16, F8, U8, I8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8E4M3,
+                                               Dtype.U8, Dtype.I8))
+CACHE_8BIT = (F8, I8)
 _BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float8_e4m3fn": F8,
-                            "uint8": U8, "bool": U8}
-NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool"}
-_SIZES = {F32: 4, F16: 2, BF16: 2, F8: 1, U8: 1}
-_RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
+                            "uint8": U8, "bool": U8, "int8": I8}
+NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool",
+         I8: "int8"}
+_SIZES = {F32: 4, F16: 2, BF16: 2, F8: 1, U8: 1, I8: 1}
+_RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8, I8)}
 # What the buffer protocol can carry in place of types that only ml_dtypes knows.
 _RAW: Dict[int, Any] = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}
 
@@ -43,7 +45,7 @@ def _kind(remedy: str, *names: str) -> Kind:
 
 # The library itself says which 8-bit types it computes.
 TENSOR = _kind("convert it to float32, float16 or bfloat16", "float32", "float16", "bfloat16",
-               "float8_e4m3fn")
+               "float8_e4m3fn", "int8")
 BIAS = _kind("convert a mask to bool (True: visible), a bias to float32, float16 or bfloat16",
              "float32", "float16", "bfloat16", "bool", "uint8")
 MASK = _kind("convert it to bool", "bool", "uint8")

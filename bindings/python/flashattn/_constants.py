@@ -104,6 +104,8 @@ class Dtype(IntEnum):
     F8E4M3 = 4
     #: A byte: a boolean mask, 0 = hidden, anything else = visible.
     U8 = 5
+    #: A signed byte: an element of a quantised cache, for dtype_kv alone. CPU only.
+    I8 = 6
 
 
 class Layout(IntFlag):
@@ -231,9 +233,10 @@ class Descriptor(NamedTuple):
     #: Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
     #: times a descale are the numbers meant; see flashattn_args.
     dtype: int = 0
-    #: The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
+    #: The type of k and v. 0: as dtype. F8E4M3 beside another dtype, and I8 beside any, mean a
+    #: quantised cache, whose elements times a descale are the numbers meant.
     dtype_kv: int = 0
-    #: The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    #: The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With 8-bit inputs also
     #: F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     dtype_o: int = 0
     #: Required: query heads, >= 1.
@@ -276,7 +279,7 @@ class Descriptor(NamedTuple):
     #: Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
     #: rounds to 0 or to 1 is refused.
     dropout: float = 0.0
-    #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3.
+    #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8.
     descale_block: int = 0
     #: Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
     #: chooses, for short queries only. 1: never.
@@ -300,7 +303,7 @@ class Descriptor(NamedTuple):
     #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     workspace_limit: int = 0
     #: The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
-    #: beside F8E4M3, which has the range of no gradient; otherwise as dtype.
+    #: beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     dtype_grad: int = 0
 
 
@@ -458,12 +461,12 @@ ARRAYS: Dict[str, Array] = {
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3"),
+    ), "optional with F8E4M3 or I8"),
     "descale_v": Array("input", True, "f32", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3"),
+    ), "optional with F8E4M3 or I8"),
     "rng_device": Array("input", False, "u64", (
         Dim("2", 0, "", "stride_seq"),
     ), "optional with dropout"),
@@ -523,7 +526,7 @@ ARRAYS: Dict[str, Array] = {
     "amax_o": Array("output", True, "f32", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_q", 0, "", "stride_head"),
-    ), "optional with F8E4M3"),
+    ), "optional with F8E4M3 or I8"),
 }
 
 
@@ -555,11 +558,11 @@ class ArrayOptions(TypedDict, total=False):
     #: q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
     #: sequence, those of k and v count j. NULL: 1.
     descale_q: Any
-    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    #: k, at least 0. NULL: 1.
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    #: of k, at least 0. NULL: 1.
     descale_k: Any
-    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    #: v, at least 0. NULL: 1.
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    #: of v, at least 0. NULL: 1.
     descale_v: Any
     #: (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
     #: can be replayed with new numbers.
@@ -986,11 +989,11 @@ contents.
 int32_t flashattn_quantize(const flashattn_plan *plan, const flashattn_quantize_args *args,
     void *stream)
 
-Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
-for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
-heads, dims, layout and descale_block. Needs no workspace. CPU and GPU write the same bits, but for
-the last one of k_mean and lse_shift at times. GPU: one launch, and one before it with SMOOTH_K.
-UNSUPPORTED: PAGED_KV.
+Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a
+descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
+whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
+and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
+and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
 """,
     "flashattn_append_kv": """\
 int32_t flashattn_append_kv(const flashattn_plan *plan, const flashattn_append_kv_args *args,

@@ -150,7 +150,7 @@ class Inputs:
             names = [_arrays.NAMES[t.view.dtype] for t in (k, v)]
             raise wrong_type(f"k and v have dtypes {', '.join(names)}; they must be the same: "
                              f"convert v to {names[0]}", "v")
-        if q.view.dtype != k.view.dtype and k.view.dtype != _arrays.F8:
+        if q.view.dtype != k.view.dtype and k.view.dtype not in _arrays.CACHE_8BIT:
             names = [_arrays.NAMES[t.view.dtype] for t in (q, k)]
             raise wrong_type(f"q and k have dtypes {', '.join(names)}; they must be the same: "
                              f"convert k and v to {names[0]}", "k")

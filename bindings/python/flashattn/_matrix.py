@@ -48,6 +48,8 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("float8 output", {"dtype_o": "float8_e4m3fn"}),
     ("float8 keys and values", {"dtype_kv": "float8_e4m3fn"}),
     ("float8 keys and values, backward", {"dtype_kv": "float8_e4m3fn", "backward": True}),
+    ("int8 keys and values", {"dtype_kv": "int8"}),
+    ("int8 keys and values, backward", {"dtype_kv": "int8", "backward": True}),
     ("batch invariant", {"determinism": "batch_invariant", "backward": True}),
 )
 

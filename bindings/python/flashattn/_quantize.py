@@ -4,12 +4,12 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from . import _arrays, _gpu, _parallel
-from ._arrays import F8, F32, NAMES, View, beside, view
+from ._arrays import CACHE_8BIT, F8, F32, I8, NAMES, View, beside, view
 from ._constants import Reason, Transform
 from ._errors import fail, invalid, wrong_type
 from ._inputs import Tensor, first_given, longest, sequences, set_sizes
 from ._library import ffi, lib
-from ._options import flag, integer, uniform
+from ._options import dtype, flag, integer, uniform
 from ._plan import cached_plan
 
 _FLOAT = ffi.typeof("float *")
@@ -36,10 +36,10 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
              cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None, lens_q: Any = None,
              lens_kv: Any = None, starts_kv: Any = None, max_seqlen_q: Optional[int] = None,
              max_seqlen_kv: Optional[int] = None, threads: int = 0, stream: Any = None,
-             parallel: Any = None) -> Quantized:
+             parallel: Any = None, dtype_kv: Any = "float8_e4m3fn") -> Quantized:
     """float8_e4m3fn with float32 descales from float32, float16 or bfloat16: element =
     round(x * (1 / descale)), with the largest magnitude of a head, or of descale_block tokens,
-    at 448.
+    at 448; int8: at 127.
 
         made = flashattn.quantize(q, k, v, descale_block=64)
         o = flashattn.attention(*made[:3], dtype_o="bfloat16", descale_block=64,
@@ -55,6 +55,7 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
     rotation_seed  rotates q and k by a Hadamard matrix with random signs, so that outliers spread:
                 scores stay. dim_qk must be a power of two or a multiple of 32 (Shah et al. 2024)
     scale       of attention(), for lse_shift
+    dtype_kv    of what k and v become: "float8_e4m3fn" or, on a CPU, "int8"
     lens_q, lens_kv, starts_kv, threads, stream, parallel  as in attention()
     max_seqlen_q, max_seqlen_kv  as in attention_varlen()
 
@@ -69,11 +70,15 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
     args.transform = (Transform.ROTATE if rotates else 0) | (Transform.SMOOTH_K if smooths else 0)
     args.rotation_seed = integer(rotation_seed or 0, "rotation_seed")
     wide, place = flag(cache, "cache") and "q" in call.tensors, call.place
+    narrow = dtype(dtype_kv, "dtype_kv")
+    if narrow not in CACHE_8BIT:
+        raise wrong_type(f"dtype_kv = {dtype_kv!r} has more than 8 bits; give \"float8_e4m3fn\" or "
+                         "\"int8\"", "dtype_kv")
     options: Dict[str, Any] = dict(
         dtype_o=F32, varlen_q=cu_seqlens_q is not None, scale=scale,
         varlen_kv=cu_seqlens_kv is not None, descale_block=block)
     options.update({"device": place.device} if place else {"threads": threads})
-    plan = cached_plan((call.dtype if wide else F8, F8, sizes["heads_q"], sizes["heads_kv"],
+    plan = cached_plan((call.dtype if wide else F8, narrow, sizes["heads_q"], sizes["heads_kv"],
                         sizes["dim_qk"], sizes["dim_v"]), uniform(options))
     made: Dict[str, Any] = {}
     for name, tensor in call.tensors.items():
@@ -82,9 +87,10 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
             if not (smooths and "k" in call.tensors):
                 args.q = (ffi.NULL, 0, 0, 0)
             continue
-        is_f8 = not (name == "q" and wide)
-        made[name] = call.output(name, tensor, F8 if is_f8 else call.dtype)
-        if is_f8:
+        is_8bit = not (name == "q" and wide)
+        made[name] = call.output(name, tensor, call.dtype if not is_8bit else
+                                 F8 if name == "q" else narrow)
+        if is_8bit:
             tokens = sizes["seqlen_q" if name == "q" else "seqlen_kv"]
             blocks = -(-tokens // block) if block > 0 else min(tokens, 1)
             made["descale_" + name] = call.packed(
@@ -147,7 +153,7 @@ class _Call:
 
     def _same_dtype(self) -> int:
         names = [NAMES[tensor.view.dtype] for tensor in self.tensors.values()]
-        if len(set(names)) > 1 or names[0] == NAMES[F8]:
+        if len(set(names)) > 1 or names[0] in (NAMES[F8], NAMES[I8]):
             raise wrong_type(f"{', '.join(self.tensors)} have dtypes {', '.join(names)}; give all "
                              "of one: float32, float16 or bfloat16", "dtype")
         return next(iter(self.tensors.values())).view.dtype

@@ -95,6 +95,11 @@ FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second)
   *second = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
 }
 
+FLASHATTN_INLINE Floats load_i8(const void* p) {
+  return reinterpret_cast<Floats>(
+      _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)))));
+}
+
 // As portable::split_exp2, but the integer comes from vroundps, sooner than from the sum.
 template <bool kNonPositive>
 FLASHATTN_INLINE Exp2Power split_exp2(Floats& x) {

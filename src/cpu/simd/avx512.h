@@ -92,6 +92,10 @@ FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second)
   *first = reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
   *second = reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)));
 }
+FLASHATTN_INLINE Floats load_i8(const void* p) {
+  return reinterpret_cast<Floats>(
+      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))));
+}
 FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(bits)));
 }

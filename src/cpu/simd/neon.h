@@ -19,6 +19,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 using portable::Exp2Power;
 using portable::kExp2FromBelow;
 using portable::load_halves;
+using portable::load_i8;
 using portable::multiply_subtract;
 using portable::reciprocal;
 using portable::scale_exp2;

@@ -92,6 +92,17 @@ FLASHATTN_INLINE Words to_f8(Floats x) {
   return result | (bits & 0x80000000u) >> 24;
 }
 
+// ---- 8-bit integers, in the low bytes of words ----
+
+constexpr float kMaxI8 = 127.0f;
+
+// Rounds to nearest even; what is larger than kMaxI8, infinity too, becomes that. A NaN becomes 0.
+FLASHATTN_INLINE Words to_i8(Floats x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the low bits of a sum with it are an integer
+  x = select(x < splat(-kMaxI8), splat(-kMaxI8), select(x > splat(kMaxI8), splat(kMaxI8), x));
+  return as_words(select(x == x, x, Floats{}) + splat(kMagic));
+}
+
 namespace portable {
 
 typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
@@ -114,6 +125,14 @@ FLASHATTN_INLINE Floats load_f8_units(const void* p) {
 FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
   *first = load_f8_units(p);
   *second = load_f8_units(static_cast<const char*>(p) + kWidth);
+}
+
+// kWidth 8-bit integers.
+FLASHATTN_INLINE Floats load_i8(const void* p) {
+  typedef int8_t SignedBytes __attribute__((vector_size(kWidth)));
+  SignedBytes bytes;
+  __builtin_memcpy(&bytes, p, kWidth);
+  return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
 }
 
 // Writes the low bytes of words.

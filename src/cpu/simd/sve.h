@@ -71,6 +71,10 @@ FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   const Ints nan = (twice | -0x4000) == -0x80;
   return widen_f16(reinterpret_cast<Words>((twice & -0x4080) | nan));
 }
+FLASHATTN_INLINE Floats load_i8(const void* p) {
+  return __builtin_convertvector(Ints(svld1sb_s32(all_lanes(), static_cast<const int8_t*>(p))),
+                                 Floats);
+}
 FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
   *first = load_f8_units(p);
   *second = load_f8_units(static_cast<const char*>(p) + kWidth);

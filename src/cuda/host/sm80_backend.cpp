@@ -103,6 +103,14 @@ const Predicate kPredicates[] = {
            "it at 0",
            p.multiprocessors);
      }},
+    {[](const Problem& p, const Device&) { return p.dtype_kv == FLASHATTN_DTYPE_I8; },
+     FLASHATTN_REASON_DTYPE, "dtype_kv",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype_kv = %s is computed on the CPU only; use FLASHATTN_DTYPE_F8E4M3 for "
+                     "the cache, or device = CPU",
+                     dtype_name(p.dtype_kv));
+     }},
 #if FLASHATTN_CUDA_SM90
     {[](const Problem& p, const Device&) { return p.dtype == FLASHATTN_DTYPE_F8E4M3; },
      FLASHATTN_REASON_DTYPE, "dtype",

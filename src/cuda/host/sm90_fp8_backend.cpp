@@ -22,10 +22,11 @@ void explain_multiple(const char* field, int32_t value, char* text, size_t capac
 }
 
 const Predicate kPredicates[] = {
-    {[](const Problem& p, const Device&) { return p.dtype != FLASHATTN_DTYPE_F8E4M3; },
+    {[](const Problem& p, const Device&) { return !p.has_8bit_q() || !p.has_f8_cache(); },
      FLASHATTN_REASON_DTYPE, "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "dtype = %s is not F8E4M3", dtype_name(p.dtype));
+       std::snprintf(text, capacity, "dtype = %s and dtype_kv = %s are not both F8E4M3",
+                     dtype_name(p.dtype), dtype_name(p.dtype_kv));
      },
      true},
     {[](const Problem&, const Device& d) {

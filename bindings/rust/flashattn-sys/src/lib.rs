@@ -334,6 +334,8 @@ impl flashattn_dtype {
     pub const F8E4M3: Self = Self(4);
     /// A byte: a boolean mask, 0 = hidden, anything else = visible.
     pub const U8: Self = Self(5);
+    /// A signed byte: an element of a quantised cache, for dtype_kv alone. CPU only.
+    pub const I8: Self = Self(6);
 
     /// The names of all values known here, each with its number.
     #[rustfmt::skip]
@@ -344,6 +346,7 @@ impl flashattn_dtype {
         ("BF16", 3),
         ("F8E4M3", 4),
         ("U8", 5),
+        ("I8", 6),
     ];
 }
 
@@ -773,9 +776,10 @@ pub struct flashattn_desc {
     /// Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
     /// times a descale are the numbers meant; see flashattn_args.
     pub dtype: i32,
-    /// The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
+    /// The type of k and v. 0: as dtype. F8E4M3 beside another dtype, and I8 beside any, mean a
+    /// quantised cache, whose elements times a descale are the numbers meant.
     pub dtype_kv: i32,
-    /// The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    /// The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With 8-bit inputs also
     /// F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     pub dtype_o: i32,
     /// Required: query heads, >= 1.
@@ -820,7 +824,7 @@ pub struct flashattn_desc {
     /// Probability with which a weight is dropped, \[0, 1), rounded to steps of 1/65536. 0: off. What
     /// rounds to 0 or to 1 is refused.
     pub dropout: f32,
-    /// Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3.
+    /// Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8.
     pub descale_block: i32,
     /// Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
     /// chooses, for short queries only. 1: never.
@@ -847,7 +851,7 @@ pub struct flashattn_desc {
     /// chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     pub workspace_limit: i64,
     /// The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
-    /// beside F8E4M3, which has the range of no gradient; otherwise as dtype.
+    /// beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     pub dtype_grad: i32,
     /// `reserved`
     pub reserved: i32,
@@ -953,11 +957,11 @@ pub struct flashattn_args {
     /// q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
     /// sequence, those of k and v count j. NULL: 1.
     pub descale_q: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    /// k, at least 0. NULL: 1.
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    /// of k, at least 0. NULL: 1.
     pub descale_k: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    /// v, at least 0. NULL: 1.
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor
+    /// of v, at least 0. NULL: 1.
     pub descale_v: flashattn_tensor,
     /// Random numbers of the dropout: see flashattn_dropout_mask.
     pub rng_seed: u64,
@@ -979,7 +983,7 @@ pub struct flashattn_args {
     /// (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse.
     pub dlse: *const f32,
     /// (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
-    /// F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
+    /// 8 bits: of the numbers meant, which have their descale, as are dk and dv.
     pub dq: flashattn_tensor,
     /// (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written.
     pub dk: flashattn_tensor,
@@ -1000,9 +1004,9 @@ pub struct flashattn_args {
     /// (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
     /// nearest even; what is larger than 448 becomes 448. NULL: 1.
     pub scale_o: flashattn_tensor,
-    /// (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
-    /// and rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU
-    /// scores beyond 2^20 may raise it by some percent.
+    /// (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
+    /// scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    /// On a GPU scores beyond 2^20 may raise it by some percent.
     pub amax_o: flashattn_tensor,
 }
 
@@ -1130,7 +1134,8 @@ pub struct flashattn_quantize_args {
     pub v_out: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
     /// largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
-    /// where that is 0. Infinities, which become 448, and NaN, which stays, do not count.
+    /// where that is 0. Infinities, which become 448, and NaN, which stays, do not count. I8: by 127,
+    /// which infinities become; a NaN becomes 0. Elements are rounded to nearest even.
     pub descale_q: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise.
     pub descale_k: flashattn_tensor,
@@ -1189,7 +1194,7 @@ pub struct flashattn_append_kv_args {
     pub total_q: i64,
     /// `total_kv`
     pub total_kv: i64,
-    /// Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's.
+    /// Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's.
     pub dtype: i32,
     /// enum flashattn_rotary.
     pub rotary: i32,
@@ -1239,11 +1244,12 @@ pub struct flashattn_append_kv_args {
     pub k_cache: flashattn_tensor,
     /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise.
     pub v_cache: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-    /// Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
+    /// or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
+    /// beyond, and a NaN becomes 0. NULL: 1.
     pub descale_k: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
-    /// Likewise.
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
+    /// or I8. Likewise.
     pub descale_v: flashattn_tensor,
     /// (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
     /// p.
@@ -1715,11 +1721,11 @@ extern "C" {
         stream: *mut c_void,
     ) -> i32;
 
-    /// Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
-    /// for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
-    /// heads, dims, layout and descale_block. Needs no workspace. CPU and GPU write the same bits, but for
-    /// the last one of k_mean and lse_shift at times. GPU: one launch, and one before it with SMOOTH_K.
-    /// UNSUPPORTED: PAGED_KV.
+    /// Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a
+    /// descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
+    /// whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
+    /// and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
+    /// and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
     ///
     /// # Safety
     ///
@@ -2071,8 +2077,8 @@ macro_rules! arrays {
             { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
             { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the\nleast being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q\na row is a query of its sequence." }
             { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, at least 0, which the query heads of a KV head share. Blocks count i from the start of a\nsequence, those of k and v count j. NULL: 1." }
-            { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk, at least 0. NULL: 1." }
-            { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv, at least 0. NULL: 1." }
+            { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor\nof k, at least 0. NULL: 1." }
+            { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor\nof v, at least 0. NULL: 1." }
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
             { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
         }
@@ -2080,7 +2086,7 @@ macro_rules! arrays {
     (output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
-            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o\nand rounding, for the scale of a later call. A stride of 0: the largest over that index. On a GPU\nscores beyond 2^20 may raise it by some percent." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.\nOn a GPU scores beyond 2^20 may raise it by some percent." }
         }
     };
     (upstream => $then:ident) => {
@@ -2103,14 +2109,14 @@ macro_rules! arrays {
 macro_rules! desc_fields {
     ($then:ident) => {
         $then! {
-            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache." }
-            { dtype_o, dtype, "The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also\nF16, BF16 and, unless ops has BACKWARD, F8E4M3." }
+            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside another dtype, and I8 beside any, mean a\nquantised cache, whose elements times a descale are the numbers meant." }
+            { dtype_o, dtype, "The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With 8-bit inputs also\nF16, BF16 and, unless ops has BACKWARD, F8E4M3." }
             { heads_kv, int, "Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head\nh / (heads_q / heads_kv)." }
             { dim_v, int, "Elements of a value. 0: as dim_qk." }
             { scale, float, "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127." }
             { softcap, float, "Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap." }
             { dropout, float, "Probability with which a weight is dropped, \\[0, 1), rounded to steps of 1/65536. 0: off. What\nrounds to 0 or to 1 is refused." }
-            { descale_block, int, "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3." }
+            { descale_block, int, "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8." }
             { splits, int, "Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library\nchooses, for short queries only. 1: never." }
             { max_batch, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
             { max_seqlen_q, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
@@ -2120,8 +2126,8 @@ macro_rules! desc_fields {
             { max_total_q, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }
-            { dtype_grad, dtype, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside F8E4M3, which has the range of no gradient; otherwise as dtype." }
-            { reserved, int, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside F8E4M3, which has the range of no gradient; otherwise as dtype." }
+            { dtype_grad, dtype, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside 8-bit inputs, which have the range of no gradient; otherwise as dtype." }
+            { reserved, int, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside 8-bit inputs, which have the range of no gradient; otherwise as dtype." }
         }
     };
 }
@@ -2431,7 +2437,7 @@ mod tests {
     #[test]
     fn layout_of_dtype() {
         assert_eq!(size_of::<flashattn_dtype>(), size_of::<i32>());
-        assert_eq!(flashattn_dtype::NAMES.len(), 6);
+        assert_eq!(flashattn_dtype::NAMES.len(), 7);
     }
 
     #[test]

@@ -19,9 +19,11 @@ pub trait Scalar: sealed::Sealed + Copy + Send + Sync + 'static {
 #[repr(transparent)]
 pub struct F8E4M3(pub u8);
 
-/// A type of q, k, v and o: `f32`, [`half::f16`], [`half::bf16`], [`F8E4M3`].
+/// A type of q, k, v and o: `f32`, [`half::f16`], [`half::bf16`], [`F8E4M3`]; of k and v in a cache
+/// also `i8`.
 pub trait Element: Scalar {
-    /// The nearest value of this type, ties to even. [`F8E4M3`]: at most 448.
+    /// The nearest value of this type, ties to even. [`F8E4M3`]: at most 448. `i8`: at most 127, 0 of
+    /// a NaN.
     fn from_f32(value: f32) -> Self;
 
     /// The value, exactly.
@@ -33,6 +35,7 @@ impl sealed::Sealed for f16 {}
 impl sealed::Sealed for bf16 {}
 impl sealed::Sealed for F8E4M3 {}
 impl sealed::Sealed for u8 {}
+impl sealed::Sealed for i8 {}
 
 impl Scalar for f32 {
     const DTYPE: Dtype = Dtype::F32;
@@ -53,6 +56,11 @@ impl Scalar for F8E4M3 {
 /// A boolean mask: 0 = hidden, anything else = visible.
 impl Scalar for u8 {
     const DTYPE: Dtype = Dtype::U8;
+}
+
+/// An element of a quantised cache.
+impl Scalar for i8 {
+    const DTYPE: Dtype = Dtype::I8;
 }
 
 impl Element for f32 {
@@ -116,6 +124,18 @@ impl Element for F8E4M3 {
     }
 }
 
+impl Element for i8 {
+    fn from_f32(value: f32) -> Self {
+        // Adding 1.5 * 2^23 rounds to an integer, ties to even. A cast takes NaN to 0.
+        const MAGIC: f32 = 12_582_912.0;
+        (value.clamp(-127.0, 127.0) + MAGIC - MAGIC) as i8
+    }
+
+    fn to_f32(self) -> f32 {
+        f32::from(self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,5 +159,7 @@ mod tests {
             assert_eq!(F8E4M3::from_f32(value), F8E4M3(code));
         }
         assert!(F8E4M3::from_f32(f32::NAN).to_f32().is_nan());
+        let wide = [0.5, 1.5, -2.5, 126.6, -1e30, f32::INFINITY, f32::NAN];
+        assert_eq!(wide.map(<i8 as Element>::from_f32), [0, 2, -2, 127, -127, 127, 0]);
     }
 }

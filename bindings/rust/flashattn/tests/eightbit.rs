@@ -87,6 +87,19 @@ fn a_cache_and_results_of_8_bits() {
     let (wanted, _) = forward(&plain, &Inputs::new(view(&q), view(&wk), view(&wv)));
     assert_near(&o, &wanted, 1e-5);
 
+    // Integers, with a descale for each token.
+    let narrow = |seed| -> Vec<i8> {
+        numbers(LEN, seed).into_iter().map(|x| i8::from_f32(40.0 * x)).collect()
+    };
+    let (k8, v8, descale) = (narrow(2), narrow(3), [0.025f32; 6 * 19]);
+    let plan = builder(Dtype::F32).dtype_kv(Dtype::I8).descale_block(1).build().unwrap();
+    let inputs = Inputs::new(view(&q), view(&k8), view(&v8));
+    let (o, _) = forward(&plan, &inputs.descale_k(&descale).descale_v(&descale));
+    let meant = |x: &[i8]| -> Vec<f32> { x.iter().map(|x| x.to_f32() * 0.025).collect() };
+    let (wk8, wv8) = (meant(&k8), meant(&v8));
+    let (same, _) = forward(&plain, &Inputs::new(view(&q), view(&wk8), view(&wv8)));
+    assert_near(&o, &same, 1e-5);
+
     let plan = DescBuilder::new(Dtype::F32, 3, 16)
         .causal()
         .dtype_kv(Dtype::F8E4M3)
