@@ -60,8 +60,8 @@ void check_choices(const flashattn_desc& desc) {
        "a type of q, k and v",
        "required: set FLASHATTN_DTYPE_F32 = 1, F16 = 2, BF16 = 3 or F8E4M3 = 4"},
       // The cache's types are no range: I8 is known, U8 between is not.
-      {"dtype_kv", desc.dtype_kv == FLASHATTN_DTYPE_I8 ? 0 : desc.dtype_kv,
-       FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype, "a type of k and v",
+      {"dtype_kv", desc.dtype_kv == FLASHATTN_DTYPE_I8 ? 0 : desc.dtype_kv, FLASHATTN_DTYPE_DEFAULT,
+       FLASHATTN_DTYPE_F8E4M3, kDtype, "a type of k and v",
        "use FLASHATTN_DTYPE_F8E4M3 = 4 or I8 = 6 for a cache, or 0 for the type of q"},
       {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of o", "use FLASHATTN_DTYPE_F32 = 1, or 0 for the type of q"},

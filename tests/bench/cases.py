@@ -41,7 +41,7 @@ class Case:
     # Nats by which every query that sees it scores the first key above the mean of the others, as
     # in trained models; 0: all keys are alike
     first_token: float = 0.0
-    dtype_kv: str = ""  # f8: a cache of E4M3; "": as dtype
+    dtype_kv: str = ""  # f8, i8: a cache of 8 bits; "": as dtype
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # a number by position may meet another field
@@ -51,8 +51,8 @@ class Case:
                                  f"than {field.default!r}")
         if (self.op == "merge") != (self.parts > 0):
             raise ValueError("parts are what is merged")
-        if self.first_token and (self.parts or self.page_size or self.kv_dtype == "f8"):
-            raise ValueError("first_token: not with parts, pages or E4M3")
+        if self.first_token and (self.parts or self.page_size or self.kv_dtype in ("f8", "i8")):
+            raise ValueError("first_token: not with parts, pages or 8 bits")
         if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
         if self.tokens and (self.page_size != 1 or self.uneven or self.op != "forward"):
@@ -148,7 +148,7 @@ class Case:
 
     def least_bytes(self) -> float:
         """Of K and V, read once; of a merge, all that it reads and writes."""
-        size = {"f32": 4, "f8": 1}.get(self.kv_dtype, 2)
+        size = {"f32": 4, "f8": 1, "i8": 1}.get(self.kv_dtype, 2)
         if self.op == "merge":
             rows = self.batch * self.heads * self.seqlen_q
             return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
@@ -201,7 +201,7 @@ class Case:
         pages = f"by index of {self.tokens}" if self.tokens else f"pages of {self.page_size}"
         words += [text for given, text in (
             (self.latent, "latent"), (self.uneven, "uneven"), (self.causal, "causal"),
-            (self.alibi, "alibi"), (self.dtype_kv, "f8-cache"), (self.bias, f"bias {self.bias}"),
+            (self.alibi, "alibi"), (self.dtype_kv, f"{self.dtype_kv}-cache"), (self.bias, f"bias {self.bias}"),
             (self.dbias, "dbias"), (self.window >= 0, f"window {self.window}"),
             (self.block_density < 1, f"blocks {self.block_density:g}"), (self.softcap, "softcap"),
             (self.dropout, "dropout"), (self.repeatable, "repeatable"), (self.page_size, pages),
@@ -272,9 +272,9 @@ def _features() -> Iterator[Case]:
 
 
 def _decode() -> Iterator[Case]:
-    for dtype in ("f32", "bf16"):
-        for keys in (8192, 32768):
-            yield Case("forward", dtype, heads=32, heads_kv=8, seqlen_q=1, seqlen_kv=keys, dim=128)
+    for batch, dim, heads in itertools.product((1, 16), (64, 128, 256), (32, 8)):
+        for dtype, kv in itertools.product(("f32", "bf16"), ("", "f8", "i8")):
+            yield Case("forward", dtype, batch, heads, 8, 1, 8192, dim, dtype_kv=kv)
 
 
 def _paper(op: str, dtype: str = "bf16",

@@ -34,22 +34,27 @@ _PAUSE = 10e-3  # in which threads that spin after one runner's work leave the c
 
 
 class Peak:
-    """GFLOP/s of register-only loops on as many threads, by the arithmetic that suits a type."""
+    """What as many threads reach at the most: GFLOP/s of register-only loops, by the arithmetic that
+    suits a type; where a case decodes, GB/s of reading as many bytes."""
 
     def __init__(self, threads: int, isa: str) -> None:
         self.program = ROOT / "build" / "release" / "tests" / "bench" / f"peak_{isa}"
         self.threads = threads
         self.running: Dict[str, Any] = {}
 
-    def now(self, dtype: str) -> Optional[float]:
+    def now(self, case: Case) -> Optional[float]:
         if not self.program.exists():
             return None
-        arithmetic = "bf16" if dtype == "bf16" else "f32"
-        if arithmetic not in self.running:
-            self.running[arithmetic] = subprocess.Popen(
-                [str(self.program), str(self.threads), arithmetic], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, text=True, bufsize=1)
-        process = self.running[arithmetic]
+        kind = ["bf16" if case.dtype == "bf16" else "f32"]
+        if case.decodes:
+            kind = ["read", str(int(case.least_bytes()))]
+        if kind[-1] not in self.running:
+            for process in self.running.values():  # their memory is as large as a cache
+                process.stdin.close()
+            self.running = {kind[-1]: subprocess.Popen(
+                [str(self.program), str(self.threads), *kind], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, bufsize=1)}
+        process = self.running[kind[-1]]
         process.stdin.write("\n")
         return float(process.stdout.readline())
 
@@ -57,7 +62,7 @@ class Peak:
 def sdpa(case: Case) -> Optional[Work]:
     """torch.nn.functional.scaled_dot_product_attention; None for what it does not compute, and for
     a first token, which its own numbers do not have."""
-    if not case.plain or case.first_token:
+    if not case.plain or case.first_token or case.dtype_kv:
         return None
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
     data = {name: torch.randn(shape).to(dtype).transpose(1, 2).contiguous()
@@ -131,9 +136,9 @@ def measure(case: Case, work: Dict[str, Work], seconds: float,
                 run()
             times[name].append((time.perf_counter() - start) / count)
         order.append(order.pop(0))
-        rate = peak.now(case.dtype)
+        rate = peak.now(case)
         if rate:
-            parts.append(case.flops() / times["flashattn"][-1] * 1e-9 / rate)
+            parts.append(case.amount() / times["flashattn"][-1] * 1e-9 / rate)
     return times, statistics.median(parts) if parts else None
 
 

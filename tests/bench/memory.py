@@ -24,7 +24,7 @@ if torch is not None and not torch.cuda.is_available():
 
 NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
          "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8),
-         "f8": np.dtype(ml_dtypes.float8_e4m3fn)}
+         "f8": np.dtype(ml_dtypes.float8_e4m3fn), "i8": np.dtype(np.int8)}
 _LINE = 64  # bytes of a cache line
 _PATTERN = 1 << 22  # random numbers that the driver's arrays repeat
 

@@ -20,7 +20,7 @@ from generator import model  # noqa: E402
 
 Work = Callable[[], Any]
 DTYPES = {"f32": int(Dtype.F32), "f16": int(Dtype.F16), "bf16": int(Dtype.BF16),
-          "f8": int(Dtype.F8E4M3)}
+          "f8": int(Dtype.F8E4M3), "i8": int(Dtype.I8)}
 
 
 class Refused(Exception):

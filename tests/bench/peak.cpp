@@ -1,8 +1,9 @@
-// What this processor can do at the most: multiply-adds per second with operands in registers, on
-// as many threads as asked for. For each character that it reads, prints the GFLOP/s of some
-// milliseconds.
+// What this processor can do at the most, on as many threads as asked for: multiply-adds per second
+// with operands in registers, or bytes per second that it reads from memory to sum them. For each
+// character that it reads, prints the GFLOP/s, or the GB/s, of some milliseconds.
 //
 //     peak THREADS f32|bf16
+//     peak THREADS read BYTES
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -73,9 +74,30 @@ double run_tiles_once() {
 }
 #endif
 
-// GFLOP/s of all threads together; once(): seconds that one takes for so many.
+// Seconds that a thread takes to sum `count` floats.
+double run_read(const float* x, int64_t count) {
+  constexpr int kLines = 16;  // at once: enough loads to be on their way
+  constexpr int kStep = kLines * 64 / 4;
+  Floats sums[kLines] = {};
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t n = 0; n + kStep <= count; n += kStep) {
+#pragma GCC unroll 16
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(x + n + 8 * kStep + line * 16, 0, 2);
+      for (int c = 0; c < 16; c += kWidth) sums[line] += load(x + n + line * 16 + c);
+    }
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  Floats total{};
+  for (const Floats& each : sums) total += each;
+  volatile float sink = sum(total);
+  (void)sink;
+  return elapsed.count();
+}
+
+// 1e9 units a second of all threads together; once(t): seconds that thread t takes for so many.
 template <class Once>
-double rate(int threads, double flops, Once once) {
+double rate(int threads, double units, Once once) {
   std::vector<double> median(static_cast<size_t>(threads));
   std::vector<std::thread> workers;
   std::atomic<int> waiting{threads};
@@ -85,7 +107,7 @@ double rate(int threads, double flops, Once once) {
       while (waiting > 0) {
       }
       double seconds[kRounds];
-      for (double& each : seconds) each = once();
+      for (double& each : seconds) each = once(t);
       std::nth_element(seconds, seconds + kRounds / 2, seconds + kRounds);
       median[static_cast<size_t>(t)] = seconds[kRounds / 2];
     });
@@ -93,7 +115,7 @@ double rate(int threads, double flops, Once once) {
   double total = 0;
   for (int t = 0; t < threads; ++t) {
     workers[static_cast<size_t>(t)].join();
-    total += flops / median[static_cast<size_t>(t)] * 1e-9;
+    total += units / median[static_cast<size_t>(t)] * 1e-9;
   }
   return total;
 }
@@ -109,21 +131,26 @@ int main(int argc, char** argv) {
   const auto rate_of = [&](bool bf16) {
 #if defined(__AMX_BF16__)
     if (bf16)
-      return rate(threads, 4.0 * kTileRows * kTileRows * kTileRows * kSteps, run_tiles_once);
+      return rate(threads, 4.0 * kTileRows * kTileRows * kTileRows * kSteps,
+                  [](int) { return run_tiles_once(); });
 #endif
     if (kHasBf16Dot && bf16) {
       return rate(threads, 4 * lanes,
-                  [=] { return run_once([=](Floats x) { return dot_bf16(x, pair, pair); }); });
+                  [=](int) { return run_once([=](Floats x) { return dot_bf16(x, pair, pair); }); });
     }
-    return rate(threads, 2 * lanes, [=] { return run_once([=](Floats x) { return x * a + b; }); });
+    return rate(threads, 2 * lanes,
+                [=](int) { return run_once([=](Floats x) { return x * a + b; }); });
   };
 #if defined(__AMX_BF16__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // as src/cpu/device.cpp
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return 1;
 #endif
   const bool bf16 = argc > 2 && std::strcmp(argv[2], "bf16") == 0;
+  const int64_t part = argc > 3 ? std::atoll(argv[3]) / 4 / threads : 0;
+  const std::vector<float> memory(static_cast<size_t>(part * threads), 1.0f);
+  const auto read = [&](int t) { return run_read(memory.data() + t * part, part); };
   while (std::getchar() != EOF) {
-    std::printf("%.1f\n", rate_of(bf16));
+    std::printf("%.1f\n", part > 0 ? rate(threads, 4.0 * part, read) : rate_of(bf16));
     std::fflush(stdout);
   }
   return 0;

@@ -16,7 +16,8 @@ void draw_heads(Input* in, flashattn_desc* d) {
 
 void draw_types(Input* in, flashattn_desc* d) {
   d->dtype = in->pick<int32_t>({FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16});
-  const int32_t cache = in->pick({d->dtype, d->dtype, +FLASHATTN_DTYPE_I8, +FLASHATTN_DTYPE_F8E4M3});
+  const int32_t cache =
+      in->pick({d->dtype, d->dtype, +FLASHATTN_DTYPE_I8, +FLASHATTN_DTYPE_F8E4M3});
   d->dtype_kv = in->one_in(3) ? cache : 0;
   if (cache != d->dtype && d->dtype_kv == cache) d->descale_block = in->pick({0, 1, 7, 64});
   d->dtype_o = in->pick<int32_t>({0, d->dtype, FLASHATTN_DTYPE_F32});

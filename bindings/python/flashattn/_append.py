@@ -42,7 +42,8 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
         o = flashattn.attention(q, k_cache, v_cache, lens_kv=lens, causal=True)
 
     k_cache, v_cache  (batch, capacity, heads_kv, dim), written from row lens_kv[b] on; with
-                page_table (pages, page_size, heads_kv, dim). The type of k, or float8_e4m3fn
+                page_table (pages, page_size, heads_kv, dim). The type of k, float8_e4m3fn or,
+                on a CPU, int8
     lens_kv     (batch,) integers: tokens in the cache
     q, k, v     (batch, seqlen_q, heads, dim), or with cu_seqlens_q (total_q, heads, dim); each may
                 be left out. float32, float16 or bfloat16

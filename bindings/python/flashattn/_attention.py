@@ -115,7 +115,8 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     Arrays are NumPy arrays (bfloat16 through ml_dtypes), or objects with __dlpack__ or
     __array_interface__ in host memory, or all on one GPU: PyTorch's, CuPy's, or objects with
     __dlpack__ or __cuda_array_interface__. They are not copied. float32, float16 or bfloat16; on a
-    CPU also float8_e4m3fn (ml_dtypes, PyTorch), for q, k and v or for k and v alone.
+    CPU also float8_e4m3fn (ml_dtypes, PyTorch), for q, k and v or for k and v alone, and int8 for
+    k and v.
     Names are those of the C header, flashattn.h.
 
     q           (batch, seqlen_q, heads_q, dim_qk), in the order that layout says

@@ -42,7 +42,7 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
     flashattn_desc, and of its bits.
 
     dtype          of q, and of k and v unless dtype_kv is given: "float32", "float16", "bfloat16",
-                   "float8_e4m3fn", or such a type
+                   "float8_e4m3fn", or such a type; dtype_kv also "int8"
     heads_q, dim_qk  query heads, elements of a query and a key
     heads_kv       key and value heads (0: heads_q); heads_q must be a multiple
     dim_v          elements of a value (0: dim_qk)

@@ -105,7 +105,8 @@ CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const c
   const DeviceScope scope(device_);
   throw_on(preload_combine_kernels(problem), "cudaFuncGetAttributes");
   throw_on(preload_append_kernels(problem), "cudaFuncGetAttributes");
-  if (problem.has_8bit()) throw_on(ready_quantize_kernels(&quantize_limits_), "cudaFuncSetAttribute");
+  if (problem.has_8bit())
+    throw_on(ready_quantize_kernels(&quantize_limits_), "cudaFuncSetAttribute");
   forward_.make(forward_registry(), backend, passed_over, problem, device);
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.make(backward_registry(), backend, passed_over, problem, device);

@@ -100,7 +100,7 @@ impl<'a, T: Element> AppendInputs<'a, T> {
         /// (batch, ceil(seqlen_kv / page_size)); required with PAGED_KV. The page of each page_size
         /// tokens.
         page_table: i32;
-        /// (batch, heads_kv, ceil(seqlen_kv / descale_block)), above 0: a cache of F8E4M3 gets
+        /// (batch, heads_kv, ceil(seqlen_kv / descale_block)), above 0: a cache of F8E4M3 or i8 gets
         /// k times 1 / descale_k. Left out: 1.
         descale_k: f32;
         /// (batch, heads_kv, ceil(seqlen_kv / descale_block)). Likewise.

@@ -12,7 +12,7 @@ use crate::{Dtype, Element, Plan, Reason, Sizes, View};
 /// What the plan needs and what is given must agree: a missing array, and one that the plan has no
 /// use for, are refused by the call. The comment of each array is the header's: its shape, packed
 /// unless [`Array::dims`] or [`Array::strides`] say otherwise; its type; when it is needed. `K`: the
-/// type of k and v, [`F8E4M3`](crate::F8E4M3) of a quantised cache beside wider queries.
+/// type of k and v, [`F8E4M3`](crate::F8E4M3) or `i8` of a quantised cache beside wider queries.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Inputs<'a, T, K = T> {
