@@ -101,11 +101,16 @@ class DirectKv {
       if (r % head_rows == 0) {
         const Descales head =
             descales_of(block_.problem, descales, block_.b, block_.kv_head + r / head_rows);
-        for (int32_t j = keys.begin; j < keys.end;) {
-          const int64_t next = (int64_t{j / head.block} + 1) * head.block;
-          const int32_t end = head.data ? clamp_index(next, keys.end) : keys.end;
-          fill(units, j - keys.begin, end - keys.begin, unit() * head.of(j));
-          j = end;
+        if (head.data && head.block == 1) {
+          const float* of_key = head.data + keys.begin * head.stride;
+          for (int32_t n = 0; n < count; ++n) units[n] = unit() * of_key[n * head.stride];
+        } else {
+          for (int32_t j = keys.begin; j < keys.end;) {
+            const int64_t next = (int64_t{j / head.block} + 1) * head.block;
+            const int32_t end = head.data ? clamp_index(next, keys.end) : keys.end;
+            fill(units, j - keys.begin, end - keys.begin, unit() * head.of(j));
+            j = end;
+          }
         }
         fill(units, count, round_up(count, kWidth), 1.0f);
       }

@@ -193,16 +193,16 @@ class Case:
         return " ".join(words + ([] if self.causal else ["full"]))
 
     def name(self) -> str:
-        words = [self.op, self.dtype, f"B{self.batch}", f"H{self.heads}"]
-        if self.kv_heads != self.heads:
-            words[-1] += f"/{self.kv_heads}"
+        words = [self.op, self.dtype, f"B{self.batch}",
+                 f"H{self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")]
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
         words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
         pages = f"by index of {self.tokens}" if self.tokens else f"pages of {self.page_size}"
         words += [text for given, text in (
             (self.latent, "latent"), (self.uneven, "uneven"), (self.causal, "causal"),
-            (self.alibi, "alibi"), (self.dtype_kv, f"{self.dtype_kv}-cache"), (self.bias, f"bias {self.bias}"),
-            (self.dbias, "dbias"), (self.window >= 0, f"window {self.window}"),
+            (self.alibi, "alibi"), (self.dtype_kv, f"{self.dtype_kv}-cache"),
+            (self.bias, f"bias {self.bias}"), (self.dbias, "dbias"),
+            (self.window >= 0, f"window {self.window}"),
             (self.block_density < 1, f"blocks {self.block_density:g}"), (self.softcap, "softcap"),
             (self.dropout, "dropout"), (self.repeatable, "repeatable"), (self.page_size, pages),
             (self.parts, f"{self.parts} parts"),

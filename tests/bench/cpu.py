@@ -34,8 +34,8 @@ _PAUSE = 10e-3  # in which threads that spin after one runner's work leave the c
 
 
 class Peak:
-    """What as many threads reach at the most: GFLOP/s of register-only loops, by the arithmetic that
-    suits a type; where a case decodes, GB/s of reading as many bytes."""
+    """What as many threads reach at the most: GFLOP/s of register-only loops, by the arithmetic
+    that suits a type; where a case decodes, GB/s of reading as many bytes."""
 
     def __init__(self, threads: int, isa: str) -> None:
         self.program = ROOT / "build" / "release" / "tests" / "bench" / f"peak_{isa}"

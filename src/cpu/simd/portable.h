@@ -98,9 +98,9 @@ constexpr float kMaxI8 = 127.0f;
 
 // Rounds to nearest even; what is larger than kMaxI8, infinity too, becomes that. A NaN becomes 0.
 FLASHATTN_INLINE Words to_i8(Floats x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the low bits of a sum with it are an integer
   x = select(x < splat(-kMaxI8), splat(-kMaxI8), select(x > splat(kMaxI8), splat(kMaxI8), x));
-  return as_words(select(x == x, x, Floats{}) + splat(kMagic));
+  // Adding 1.5 * 2^23 leaves an integer in the low bits.
+  return as_words(select(x == x, x, Floats{}) + splat(0x1.8p23f));
 }
 
 namespace portable {
