@@ -649,6 +649,12 @@ typedef struct flashattn_append_kv_args {
   /* Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
    * least 1; usually 10000. 0 with tables. */
   float rotary_base;
+  /* 1: descale_k and descale_v are made for the new tokens, and written. A block that held no token
+   * gets the largest magnitude of its new ones, divided by 448 (I8: 127), with descale_block > 1 the
+   * next power of two. In a block that held some the descale grows where a new magnitude needs it,
+   * and the elements that it held are rounded again: its pages must be of this sequence alone.
+   * Needs an 8-bit cache and descale_block >= 1. 0: descales are given. */
+  int32_t update_descales;
   /* As in flashattn_args. New tokens past lens_q are neither read nor written. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;
@@ -683,8 +689,8 @@ typedef struct flashattn_append_kv_args {
   /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise. */
   flashattn_tensor v_cache;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
-   * or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
-   * beyond, and a NaN becomes 0. NULL: 1. */
+   * or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,
+   * and 448 beyond; I8: 127 beyond, and a NaN becomes 0. NULL: 1. */
   flashattn_tensor descale_k;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
    * or I8. Likewise. */

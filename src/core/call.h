@@ -109,6 +109,7 @@ struct AppendArgs {
   Inputs inputs;
   int32_t dtype;
   int32_t rotary, rotary_dim, rotary_positions, dtype_rotary;
+  bool update_descales;
   const int32_t* positions;
   int32_t* lens_out;
   flashattn_tensor q_out, k_cache, v_cache;

@@ -79,6 +79,30 @@ void check_rotary(const Problem& problem, const flashattn_append_kv_args& args) 
   }
 }
 
+void check_update(const Problem& problem, const flashattn_append_kv_args& args) {
+  if (args.update_descales == 0) return;
+  if (args.update_descales != 1) {
+    reject(FLASHATTN_REASON_VALUE, "update_descales",
+           "update_descales = %d is neither 0 nor 1; set 1 to have descales made",
+           args.update_descales);
+  }
+  if (args.q.data && !args.k.data && !args.v.data) {
+    reject(FLASHATTN_REASON_VALUE, "update_descales",
+           "update_descales = 1 has a meaning only with k or v; give one, or leave it at 0");
+  }
+  if (!problem.has_8bit_cache()) {
+    reject(FLASHATTN_REASON_DTYPE, "update_descales",
+           "update_descales = 1 has a meaning only with a cache of F8E4M3 or I8, and dtype_kv = %s; "
+           "leave it at 0",
+           dtype_name(problem.dtype_kv));
+  }
+  if (problem.descale_block == 0) {
+    reject(FLASHATTN_REASON_SIZE, "update_descales",
+           "update_descales = 1, but descale_block = 0: one descale of all tokens would mean to "
+           "round the whole cache again; make the plan with a descale_block of 1 or more");
+  }
+}
+
 // The turns of each pair from one position to the next, in units of 2^-64. The angle errs by 1e-6
 // at position 2^31, and less in proportion.
 void fill_turns(float base, int32_t rotary_dim, uint64_t* turns) {
@@ -142,7 +166,7 @@ struct Operand {
 };
 
 void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, const Operand& x,
-                 ArrayList* arrays) {
+                 bool updates, ArrayList* arrays) {
   const bool given = x.in->data != nullptr;
   const Rows rows = query_rows(problem, shape);
   if (!given && (rows.batch == 0 || rows.tokens == 0)) return;  // no token has an address
@@ -159,9 +183,9 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
   const bool in_place = !x.descale && x.in->data == x.out->data && same_strides(*x.in, *x.out);
   if (!in_place) arrays->add(in);
   arrays->add(out);
-  if (!scales || !x.descale->data) return;
+  if (!scales || (!x.descale->data && !updates)) return;
   arrays->add(
-      strided_array(x.descale_name, Use::kInput, x.descale,
+      strided_array(x.descale_name, updates ? Use::kOutput : Use::kInput, x.descale,
                     {shape.batch, problem.heads_kv, descale_blocks(problem, shape.seqlen_kv), 1},
                     Order::kHeads, sizeof(float)));
 }
@@ -171,6 +195,7 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
 AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_kv_args args) {
   check_types(problem, &args);
   check_rotary(problem, args);
+  check_update(problem, args);
   flashattn_args lengths = lengths_of(args);
   lengths.page_table = args.page_table;
   lengths.pages = args.pages;
@@ -204,7 +229,7 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
        problem.heads_kv, problem.dim_v, problem.dtype_kv},
   };
   for (const Operand& operand : operands) {
-    add_operand(problem, shape, args.dtype, operand, &arrays);
+    add_operand(problem, shape, args.dtype, operand, args.update_descales != 0, &arrays);
   }
   if (args.rotary_cos.data) {
     const int64_t extent[4] = {1, 1, args.rotary_positions, args.rotary_dim / 2};
@@ -228,6 +253,7 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   own.rotary = args.rotary;
   own.rotary_dim = args.rotary_dim;
   own.rotary_positions = args.rotary_positions;
+  own.update_descales = args.update_descales != 0;
   own.positions = args.positions;
   own.lens_out = args.lens_out;
   own.q_out = args.q_out;

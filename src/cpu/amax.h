@@ -1,4 +1,4 @@
-// Largest magnitudes, which scales of E4M3 are made of.
+// Largest magnitudes, which scales of 8-bit numbers are made of.
 #pragma once
 
 #include "cpu/pack.h"
@@ -15,6 +15,18 @@ FLASHATTN_INLINE float max_magnitude(const float* x, int32_t count) {
   Floats each[kWidth];
   for (Floats& row : each) row = top;
   return max_each(each)[0];
+}
+
+// The largest finite magnitude of a row whose last vector is filled with zeros.
+FLASHATTN_INLINE float finite_magnitude(const float* x, int32_t count) {
+  Floats top{};
+  for (int32_t c = 0; c < count; c += kWidth) {
+    const Floats each = abs(load(x + c));
+    top = max_keep_nan(top, select(each <= kMaxFloat, each, Floats{}));
+  }
+  Floats rows[kWidth];
+  for (Floats& row : rows) row = top;
+  return max_each(rows)[0];
 }
 
 // *most = max(*most, x), where other threads may do the same. A NaN stays.

@@ -1,8 +1,11 @@
 // New tokens to the cache and q to q_out, with rotary position embedding (Su et al. 2021).
 #pragma once
 
+#include <algorithm>
+
 #include "core/append_rows.h"
-#include "cpu/pack.h"
+#include "core/descale.h"
+#include "cpu/amax.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -83,6 +86,18 @@ FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
   }
 }
 
+// A new row in fp32, zeros behind it, turned if angles is not NULL.
+FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32_t dim,
+                                   const RotaryAngles* angles, float* x) {
+  with_wide_dtype(args.dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
+    for (int32_t c = 0; c < dim; c += kWidth) {
+      store(x + c, load_first<kDtype>(in + c * kElementBytes<kDtype>, dim - c));
+    }
+  });
+  if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
+}
+
 // One row: turned if angles is not NULL, times factor, in dtype_out.
 FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* out,
                                  int32_t dtype_out, int32_t dim, const RotaryAngles* angles,
@@ -92,14 +107,65 @@ FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* o
     return;
   }
   alignas(64) float x[kMaxDim + kWidth];
-  with_wide_dtype(args.dtype, [&](auto tag) {
+  load_new_row(args, in, dim, angles, x);
+  store_row(out, dtype_out, x, factor, dim);
+}
+
+// Multiplies elements that the cache holds, and rounds them again.
+FLASHATTN_INLINE void rescale_row(char* row, int32_t dtype, float factor, int32_t dim) {
+  alignas(64) float x[kMaxDim + kWidth];
+  with_wide_dtype(dtype, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     for (int32_t c = 0; c < dim; c += kWidth) {
-      store(x + c, load_first<kDtype>(in + c * kElementBytes<kDtype>, dim - c));
+      store(x + c, load_first<kDtype>(row + c * kElementBytes<kDtype>, dim - c));
     }
   });
-  if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
-  store_row(out, dtype_out, x, factor, dim);
+  store_row(row, dtype, x, factor, dim);
+}
+
+// K or V: from the new tokens to the cache.
+struct AppendSide {
+  const flashattn_tensor &from, &cache, &descale;
+  int32_t dim;
+  bool turns;
+};
+
+// Makes the descales of the blocks that some new tokens of a sequence lie in; whole blocks, but for
+// the tokens that the first one held before.
+inline void update_descales(const Problem& problem, const AppendArgs& args, const AppendRows& to,
+                            int32_t b, Interval tokens, const AppendSide& side) {
+  const Inputs& in = args.inputs;
+  const int32_t before = to.sequence.len.kv, block = problem.descale_block;
+  const float largest = problem.dtype_kv == FLASHATTN_DTYPE_I8 ? kMaxI8 : kMaxF8;
+  alignas(64) float x[kMaxDim + kWidth];
+  RotaryAngles angles = {};
+  for (Interval rows{tokens.begin, 0}; rows.begin < tokens.end; rows.begin = rows.end) {
+    const int32_t n = (before + rows.begin) / block;
+    rows.end = clamp_index((int64_t{n} + 1) * block - before, tokens.end);
+    for (int32_t h = 0; h < problem.heads_kv; ++h) {
+      const TokenRows new_rows =
+          rows_of(side.from, dtype_size(args.dtype), b, h, to.sequence.offset_q);
+      float most = 0;
+      for (int32_t i = rows.begin; i < rows.end; ++i) {
+        if (side.turns) load_angles(args, rotary_position(args, to.position, i), &angles);
+        load_new_row(args, new_rows.row(i), side.dim, side.turns ? &angles : nullptr, x);
+        most = std::max(most, finite_magnitude(x, side.dim));
+      }
+      const bool held = int64_t{n} * block < before;
+      float* const descale = static_cast<float*>(side.descale.data) +
+                             b * side.descale.stride_batch + h * side.descale.stride_head +
+                             n * side.descale.stride_seq;
+      const float made = updated_descale(most, largest, block, held ? descale : nullptr);
+      if (held && made != *descale) {
+        const TokenRows cached = kv_rows(problem, in, side.cache, side.descale, b, h,
+                                         to.sequence.offset_kv);
+        for (int32_t j = n * block; j < before; ++j) {
+          rescale_row(cached.row(j), problem.dtype_kv, *descale / made, side.dim);
+        }
+      }
+      *descale = made;
+    }
+  }
 }
 
 // Some new tokens of a sequence, all heads.
@@ -111,17 +177,16 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
   const int32_t size = dtype_size(args.dtype);
   RotaryAngles angles = {};
   const RotaryAngles* const turned = args.rotary_dim > 0 ? &angles : nullptr;
-  const auto store_heads = [&](const flashattn_tensor& from, const flashattn_tensor& cache,
-                               const flashattn_tensor& descale, int32_t i, int32_t dim,
-                               const RotaryAngles* by) {
-    for (int32_t h = 0; from.data && h < problem.heads_kv; ++h) {
-      const TokenRows rows = kv_rows(problem, in, cache, descale, b, h, sequence.offset_kv);
-      const int32_t j = sequence.len.kv + i;
-      append_row(args, rows_of(from, size, b, h, sequence.offset_q).row(i), rows.row(j),
-                 problem.dtype_kv, dim, by, 1 / rows.descales.of(j));
-    }
+  const AppendSide sides[] = {
+      {in.k, args.k_cache, in.descale_k, problem.dim_qk, turned != nullptr},
+      {in.v, args.v_cache, in.descale_v, problem.dim_v, false},
   };
-  for (int32_t i = tokens.begin; i < tokens.end && i < to.tokens; ++i) {
+  tokens.end = std::min(tokens.end, to.tokens);
+  for (const AppendSide& side : sides) {
+    if (!args.update_descales || !side.from.data) continue;
+    update_descales(problem, args, to, b, {tokens.begin, std::min(tokens.end, to.stored)}, side);
+  }
+  for (int32_t i = tokens.begin; i < tokens.end; ++i) {
     if (turned) load_angles(args, rotary_position(args, to.position, i), &angles);
     for (int32_t h = 0; in.q.data && h < problem.heads_q; ++h) {
       append_row(args, rows_of(in.q, size, b, h, sequence.offset_q).row(i),
@@ -129,8 +194,16 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
                  problem.dim_qk, turned, 1);
     }
     if (i >= to.stored) continue;
-    store_heads(in.k, args.k_cache, in.descale_k, i, problem.dim_qk, turned);
-    store_heads(in.v, args.v_cache, in.descale_v, i, problem.dim_v, nullptr);
+    for (const AppendSide& side : sides) {
+      for (int32_t h = 0; side.from.data && h < problem.heads_kv; ++h) {
+        const TokenRows rows =
+            kv_rows(problem, in, side.cache, side.descale, b, h, sequence.offset_kv);
+        const int32_t j = sequence.len.kv + i;
+        append_row(args, rows_of(side.from, size, b, h, sequence.offset_q).row(i), rows.row(j),
+                   problem.dtype_kv, side.dim, side.turns ? turned : nullptr,
+                   1 / rows.descales.of(j));
+      }
+    }
   }
 }
 

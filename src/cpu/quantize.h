@@ -2,8 +2,9 @@
 // rotation of FLASHATTN_TRANSFORM_ROTATE in registers (Shah et al. 2024), and k less its mean.
 #pragma once
 
-#include "cpu/amax.h"
+#include "core/descale.h"
 #include "core/philox.h"
+#include "cpu/amax.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -83,18 +84,6 @@ class QuantizeRow {
   float signs_[kMaxDim];  // the signs over the root of size_
 };
 
-// The largest finite magnitude.
-FLASHATTN_INLINE float finite_magnitude(const float* x, int32_t count) {
-  Floats top{};
-  for (int32_t c = 0; c < count; c += kWidth) {
-    const Floats each = abs(load(x + c));
-    top = max_keep_nan(top, select(each <= kMaxFloat, each, Floats{}));
-  }
-  Floats rows[kWidth];
-  for (Floats& row : rows) row = top;
-  return max_each(rows)[0];
-}
-
 // Some blocks of tokens of the heads that share a KV head.
 inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, int32_t first) {
   const Problem& problem = *job.problem;
@@ -133,9 +122,7 @@ inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, in
     if (!job.out.data) continue;
     float factor = 1;
     if (is_8bit) {
-      // A smaller descale would have no finite inverse.
-      constexpr float kLeast = 0x1p-126f;
-      const float descale = most / largest > kLeast ? most / largest : most == 0 ? 1.0f : kLeast;
+      const float descale = descale_of(most, largest);
       *(head_entry(job.descale, b, kv_head) + tokens.begin / block * job.descale.stride_seq) =
           descale;
       factor = 1 / descale;

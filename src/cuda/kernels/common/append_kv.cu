@@ -1,7 +1,9 @@
 #include "cuda/kernels/common/append_kv.h"
 
 #include <algorithm>
+#include <cfloat>
 
+#include "core/descale.h"
 #include "cuda/device/elements.cuh"
 #include "cuda/device/smem_tile.cuh"
 #include "cuda/host/launch.h"
@@ -73,38 +75,90 @@ __device__ __forceinline__ void rotate(const AppendArgs& args, int64_t position,
   }
 }
 
-// Moves the pairs from c on of a row: to the cache or to q_out. rotary_dim: 0 for v.
-template <class T, int kPairs>
-__device__ __forceinline__ void move_unit(const AppendArgs& args, int64_t position, int32_t c,
-                                          int32_t dim, int32_t rotary_dim, const char* from,
-                                          char* to, bool is_f8, float factor) {
-  const bool turns = c < rotary_dim / 2, halves = args.rotary == FLASHATTN_ROTARY_HALVES;
-  const int32_t first = turns && halves ? c : 2 * c;
-  const int32_t second = turns && halves ? c + rotary_dim / 2 : 2 * c + kPairs;
-  const T* const in = reinterpret_cast<const T*>(from);
-  T* const out = reinterpret_cast<T*>(to);
-  if (!turns && !is_f8) {
-    copy_elements<kPairs>(in + first, out + first);
-    if (second < dim) copy_elements<kPairs>(in + second, out + second);
-    return;
+// Elements of a row that a thread works on: kPairs pairs that turn together, from pair c on.
+// rotary_dim: 0 for v.
+template <int kPairs>
+struct Unit {
+  __device__ __forceinline__ Unit(const AppendArgs& args, int32_t c, int32_t dim,
+                                  int32_t rotary_dim)
+      : c(c), turns(c < rotary_dim / 2) {
+    const bool halves = args.rotary == FLASHATTN_ROTARY_HALVES;
+    first = turns && halves ? c : 2 * c;
+    second = turns && halves ? c + rotary_dim / 2 : 2 * c + kPairs;
+    has_second = second < dim;
   }
-  float x[kPairs], y[kPairs] = {};
-  load_elements(in + first, x);
-  if (second < dim) load_elements(in + second, y);
-  if (turns) rotate(args, position, c, x, y);
-  if (is_f8) {
+
+  template <class T>
+  __device__ __forceinline__ void copy(const T* from, T* to) const {
+    copy_elements<kPairs>(from + first, to + first);
+    if (has_second) copy_elements<kPairs>(from + second, to + second);
+  }
+  template <class T>
+  __device__ __forceinline__ void load(const T* from) {
+    load_elements(from + first, x);
+    if (has_second) load_elements(from + second, y);
+  }
+  template <class T>
+  __device__ __forceinline__ void load_new(const AppendArgs& args, int64_t position,
+                                           const T* from) {
+    load(from);
+    if (turns) rotate(args, position, c, x, y);
+  }
+  __device__ __forceinline__ void scale(float factor) {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       x[n] *= factor;
       y[n] *= factor;
     }
-    ptx::E4m3* const out8 = reinterpret_cast<ptx::E4m3*>(to);
-    store_elements(out8 + first, x);
-    if (second < dim) store_elements(out8 + second, y);
-  } else {
-    store_elements(out + first, x);
-    if (second < dim) store_elements(out + second, y);
   }
+  template <class T>
+  __device__ __forceinline__ void store(T* to) const {
+    store_elements(to + first, x);
+    if (has_second) store_elements(to + second, y);
+  }
+
+  int32_t c, first, second;
+  bool turns, has_second;
+  float x[kPairs], y[kPairs] = {};
+};
+
+// Moves the pairs from c on of a row: to the cache or to q_out.
+template <class T, int kPairs>
+__device__ __forceinline__ void move_unit(const AppendArgs& args, int64_t position, int32_t c,
+                                          int32_t dim, int32_t rotary_dim, const char* from,
+                                          char* to, bool is_f8, float factor) {
+  Unit<kPairs> unit(args, c, dim, rotary_dim);
+  const T* const in = reinterpret_cast<const T*>(from);
+  T* const out = reinterpret_cast<T*>(to);
+  if (!unit.turns && !is_f8) return unit.copy(in, out);
+  unit.load_new(args, position, in);
+  if (is_f8) {
+    unit.scale(factor);
+    unit.store(reinterpret_cast<ptx::E4m3*>(to));
+  } else {
+    unit.store(out);
+  }
+}
+
+// A row of the cache: its first index, and which row of that.
+struct CacheIndex {
+  int32_t entry;
+  int64_t row;
+};
+
+__device__ __forceinline__ CacheIndex cache_index(const AppendParams& params,
+                                                  const SeqlenInfo& sequence, int32_t b,
+                                                  int32_t j) {
+  const Problem& problem = params.problem;
+  const Inputs& in = params.args.inputs;
+  if (in.page_table != nullptr) {
+    const int32_t n = params.by_page.quotient(j);
+    // A page number out of range is clamped: the result is wrong, but no other memory is written.
+    return {clamp_index(in.page_table[b * in.page_table_stride + n],
+                        clamp_index(in.pages - 1, INT32_MAX)),
+            j - n * problem.page_size};
+  }
+  return {problem.layout & FLASHATTN_LAYOUT_VARLEN_KV ? 0 : b, sequence.offset_kv + j};
 }
 
 // blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time.
@@ -122,7 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   const int32_t own = params.by_units.quotient(threadIdx.x);  // 0 where a CTA moves one token
   if (own >= params.tokens_per_cta) return;
-  const bool is_f8 = problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3, paged = in.page_table != nullptr;
+  const bool is_f8 = problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
   const int32_t cache_size = is_f8 ? 1 : static_cast<int32_t>(sizeof(T));
   for (int32_t i = blockIdx.y * params.tokens_per_cta + own; i < to.tokens;
        i += gridDim.y * params.tokens_per_cta) {
@@ -130,16 +184,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     const int64_t token = to.sequence.offset_q + i;
     const bool stores = i < to.stored;
     const int32_t j = to.sequence.len.kv + i;
-    int32_t entry = b;  // of the first index of the cache
-    int64_t row = to.sequence.offset_kv + j;
-    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) entry = 0;
-    if (paged && stores) {
-      const int32_t n = params.by_page.quotient(j);
-      // A page number out of range is clamped: the result is wrong, but no other memory is written.
-      entry = clamp_index(in.page_table[b * in.page_table_stride + n],
-                          clamp_index(in.pages - 1, INT32_MAX));
-      row = j - n * problem.page_size;
-    }
+    const CacheIndex at = stores ? cache_index(params, to.sequence, b, j) : CacheIndex{};
     const auto factor_of = [&](const flashattn_tensor& descale, int32_t h) {
       if (!is_f8 || !descale.data) return 1.0f;
       const int32_t block = problem.descale_block > 0 ? j / problem.descale_block : 0;
@@ -163,13 +208,112 @@ __global__ void __launch_bounds__(kMaxThreads)
       const flashattn_tensor& cache = is_k ? args.k_cache : args.v_cache;
       move_unit<T, kPairs>(args, position, c, is_k ? problem.dim_qk : problem.dim_v,
                            is_k ? args.rotary_dim : 0, tensor_row(from, sizeof(T), b, h, token),
-                           tensor_row(cache, cache_size, entry, h, row), is_f8,
+                           tensor_row(cache, cache_size, at.entry, h, at.row), is_f8,
                            factor_of(is_k ? in.descale_k : in.descale_v, h));
     }
   }
 }
 
-// Increments lens_kv after the kernel above.
+// Calls body(row, unit) for a warp's share of the units of rows [begin, end).
+template <int kPairs, class Body>
+__device__ __forceinline__ void for_each_unit(int64_t begin, int64_t end, FastDivmod by_units,
+                                              Body body) {
+  const int64_t count = (end - begin) * by_units.divisor;
+  for (int64_t n = threadIdx.x % 32; n < count; n += 32) {
+    const int64_t row = n / by_units.divisor;
+    body(begin + row, static_cast<int32_t>(n - row * by_units.divisor) * kPairs);
+  }
+}
+
+// The new tokens of block n of a head of K or V: their descale, what that means for tokens that the
+// block held before, and the tokens. By one warp.
+template <class T, int kPairs>
+__device__ void append_block(const AppendParams& params, const AppendRows& to, int32_t b, int32_t h,
+                             int64_t n, bool is_k) {
+  const Problem& problem = params.problem;
+  const AppendArgs& args = params.args;
+  const Inputs& in = args.inputs;
+  const flashattn_tensor& from = is_k ? in.k : in.v;
+  const flashattn_tensor& cache = is_k ? args.k_cache : args.v_cache;
+  const FastDivmod by_units = is_k ? params.by_units_qk : params.by_units_v;
+  const int32_t dim = is_k ? problem.dim_qk : problem.dim_v;
+  const int32_t rotary_dim = is_k ? args.rotary_dim : 0;
+  const int32_t before = to.sequence.len.kv, block = problem.descale_block;
+  const int64_t first = n * block, last = min(first + block, int64_t{before} + to.stored);
+  const auto cache_row = [&](int64_t j) {
+    const CacheIndex at = cache_index(params, to.sequence, b, static_cast<int32_t>(j));
+    return reinterpret_cast<ptx::E4m3*>(tensor_row(cache, 1, at.entry, h, at.row));
+  };
+  const auto load_new = [&](int64_t j, int32_t c) {
+    const int32_t i = static_cast<int32_t>(j) - before;
+    Unit<kPairs> unit(args, c, dim, rotary_dim);
+    unit.load_new(args, rotary_position(args, to.position, i),
+                  reinterpret_cast<const T*>(
+                      tensor_row(from, sizeof(T), b, h, to.sequence.offset_q + i)));
+    return unit;
+  };
+  const int64_t first_new = max(first, int64_t{before});
+  float most = 0;
+  for_each_unit<kPairs>(first_new, last, by_units, [&](int64_t j, int32_t c) {
+    const Unit<kPairs> unit = load_new(j, c);
+#pragma unroll
+    for (int m = 0; m < kPairs; ++m) {
+      // Neither an infinity nor a NaN counts.
+      if (fabsf(unit.x[m]) <= FLT_MAX) most = fmaxf(most, fabsf(unit.x[m]));
+      if (fabsf(unit.y[m]) <= FLT_MAX) most = fmaxf(most, fabsf(unit.y[m]));
+    }
+  });
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+
+  const flashattn_tensor& of = is_k ? in.descale_k : in.descale_v;
+  float* const descale = reinterpret_cast<float*>(tensor_row(of, 4, b, h, n));
+  const bool held = first < before;
+  const float old = held ? *descale : 0.0f;
+  const float made = updated_descale(most, ptx::kMaxE4m3, block, held ? &old : nullptr);
+  if (held && made != old) {
+    for_each_unit<kPairs>(first, before, by_units, [&](int64_t j, int32_t c) {
+      Unit<kPairs> unit(args, c, dim, rotary_dim);
+      ptx::E4m3* const row = cache_row(j);
+      unit.load(row);
+      unit.scale(old / made);
+      unit.store(row);
+    });
+  }
+  for_each_unit<kPairs>(first_new, last, by_units, [&](int64_t j, int32_t c) {
+    Unit<kPairs> unit = load_new(j, c);
+    unit.scale(1.0f / made);
+    unit.store(cache_row(j));
+  });
+  __syncwarp();  // all lanes have read it
+  if (threadIdx.x % 32 == 0) *descale = made;
+}
+
+constexpr int kBlockThreads = 128;
+
+// Makes descales, too. blockIdx.x: the sequence. Its blocks of tokens by head, of K and of V, a warp
+// each.
+template <class T, int kPairs>
+__global__ void __launch_bounds__(kBlockThreads)
+    append_blocks_kernel(const __grid_constant__ AppendParams params) {
+  const Problem& problem = params.problem;
+  const Inputs& in = params.args.inputs;
+  const int32_t b = blockIdx.x;
+  const AppendRows to = append_rows(problem, params.args, b);
+  if (to.stored == 0) return;
+  const int64_t before = to.sequence.len.kv, first = before / problem.descale_block;
+  const int64_t blocks = (before + to.stored - 1) / problem.descale_block - first + 1;
+  const int32_t sides = in.k.data && in.v.data ? 2 : 1;
+  const int64_t count = blocks * sides * problem.heads_kv;
+  constexpr int kWarps = kBlockThreads / 32;
+  for (int64_t n = blockIdx.y * kWarps + threadIdx.x / 32; n < count; n += gridDim.y * kWarps) {
+    const int64_t side = n / problem.heads_kv;
+    append_block<T, kPairs>(params, to, b, static_cast<int32_t>(n - side * problem.heads_kv),
+                            first + side / sides, in.k.data && side % sides == 0);
+  }
+}
+
+// Increments lens_kv after the kernels above.
 __global__ void __launch_bounds__(128)
     advance_lens_kernel(const __grid_constant__ AppendParams params) {
   const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
@@ -182,6 +326,8 @@ template <class T>
 struct AppendKernels {
   static constexpr auto kVectors = &append_kv_kernel<T, kVector>;
   static constexpr auto kElements = &append_kv_kernel<T, 1>;
+  static constexpr auto kBlockVectors = &append_blocks_kernel<T, kVector>;
+  static constexpr auto kBlockElements = &append_blocks_kernel<T, 1>;
 };
 
 // Calls use(AppendKernels<T>()) with the type of new tokens.
@@ -202,6 +348,9 @@ cudaError_t preload_append_kernels(const Problem& problem) {
     if (problem.dtype != FLASHATTN_DTYPE_F8E4M3 && problem.dtype != dtype) continue;
     with_append_kernels(dtype, [&](auto of) {
       if (error == cudaSuccess) error = preload(of.kVectors, of.kElements);
+      if (error == cudaSuccess && problem.has_f8_cache() && problem.descale_block > 0) {
+        error = preload(of.kBlockVectors, of.kBlockElements);
+      }
     });
   }
   return error;
@@ -217,18 +366,36 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   AppendParams p{};
   p.problem = problem;
   p.args = args;
-  p.units_q = args.inputs.q.data ? problem.heads_q * row_units(problem.dim_qk) : 0;
-  p.units_k = args.inputs.k.data ? problem.heads_kv * row_units(problem.dim_qk) : 0;
-  const int32_t units_v = args.inputs.v.data ? problem.heads_kv * row_units(problem.dim_v) : 0;
+  p.by_units_qk = FastDivmod::of(row_units(problem.dim_qk));
+  p.by_units_v = FastDivmod::of(row_units(problem.dim_v));
+  p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
+  const bool updates = args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 &&
+                       (args.inputs.k.data || args.inputs.v.data);
+  if (updates) {
+    const auto kernel = with_append_kernels(args.dtype, [vectors](auto of) {
+      return vectors ? of.kBlockVectors : of.kBlockElements;
+    });
+    const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
+    const int64_t ctas = ceil_div(2 * blocks * problem.heads_kv, kBlockThreads / 32);
+    const dim3 grid(static_cast<unsigned>(shape.batch),
+                    static_cast<unsigned>(std::min<int64_t>(ctas, 65535)));
+    const cudaError_t error = launch_kernel(kernel, grid, kBlockThreads, 0, p, stream);
+    if (error != cudaSuccess) return error;
+    p.args.inputs.k = p.args.inputs.v = {};  // what follows moves q alone
+  }
+  const Inputs& in = p.args.inputs;
+  p.units_q = in.q.data ? problem.heads_q * row_units(problem.dim_qk) : 0;
+  p.units_k = in.k.data ? problem.heads_kv * row_units(problem.dim_qk) : 0;
+  const int32_t units_v = in.v.data ? problem.heads_kv * row_units(problem.dim_v) : 0;
   p.units = p.units_q + p.units_k + units_v;
-  const bool in_place = args.lens_out && args.lens_out == args.inputs.lens_kv;
+  const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
   const auto advance_lens = [&] {
     return launch_kernel(&advance_lens_kernel,
                          dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
                          stream);
   };
   if (p.units == 0 || shape.seqlen_q == 0) {
-    return args.lens_out && !in_place ? advance_lens() : cudaSuccess;
+    return args.lens_out && (updates || !in_place) ? advance_lens() : cudaSuccess;
   }
   // Decoding launches one CTA a sequence, with as many threads as a token has units.
   int32_t threads = static_cast<int32_t>(ceil_div(p.units, ceil_div(p.units, kMaxThreads)));
@@ -236,9 +403,6 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   if (p.tokens_per_cta > 1) threads = p.units * p.tokens_per_cta;
   threads = static_cast<int32_t>(ceil_div(threads, 32)) * 32;
   p.by_units = FastDivmod::of(p.units <= threads ? p.units : kMaxThreads);
-  p.by_units_qk = FastDivmod::of(row_units(problem.dim_qk));
-  p.by_units_v = FastDivmod::of(row_units(problem.dim_v));
-  p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
 
   int64_t ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/descale.h"
 #include "core/seqlen_info.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/preload.h"
@@ -188,10 +189,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   float factor = 1;
   if (is_f8) {
     amax = largest(amax, control, ctas, rank);
-    // A smaller descale would have no finite inverse.
-    constexpr float kLeast = 0x1p-126f;
-    const float most = amax / ptx::kMaxE4m3;
-    const float descale = most > kLeast ? most : amax == 0 ? 1.0f : kLeast;
+    const float descale = descale_of(amax, ptx::kMaxE4m3);
     if (rank == 0 && threadIdx.x == 0) {
       *reinterpret_cast<float*>(tensor_row(x.descale, 4, b, kv_head, block)) = descale;
     }
