@@ -649,12 +649,6 @@ typedef struct flashattn_append_kv_args {
   /* Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
    * least 1; usually 10000. 0 with tables. */
   float rotary_base;
-  /* 1: descale_k and descale_v are made for the new tokens, and written. A block that held no token
-   * gets the largest magnitude of its new ones, divided by 448 (I8: 127), with descale_block > 1 the
-   * next power of two. In a block that held some the descale grows where a new magnitude needs it,
-   * and the elements that it held are rounded again: its pages must be of this sequence alone.
-   * Needs an 8-bit cache and descale_block >= 1. 0: descales are given. */
-  int32_t update_descales;
   /* As in flashattn_args. New tokens past lens_q are neither read nor written. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;
@@ -705,6 +699,13 @@ typedef struct flashattn_append_kv_args {
   flashattn_parallel_fn parallel;
   void *parallel_user;
   flashattn_error *error;
+  /* 1: descale_k and descale_v are made for the new tokens, and written. A block that held no token
+   * gets the largest magnitude of its new ones, divided by 448 (I8: 127), with descale_block > 1 the
+   * next power of two. In a block that held some the descale grows where a new magnitude needs it,
+   * and the elements that it held are rounded again: its pages must be of this sequence alone.
+   * Needs an 8-bit cache and descale_block >= 1. 0: descales are given. */
+  int32_t update_descales;
+  int32_t reserved;
 } flashattn_append_kv_args;
 
 /* A device, as flashattn_device_info describes it. */

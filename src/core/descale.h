@@ -17,10 +17,10 @@ FLASHATTN_HD float descale_of(float most, float largest) {
 }
 
 // The descale of a block of a cache that gets new tokens, of which most is the largest magnitude.
-// old: NULL where the block held none. Rescaling by a power of two rounds E4M3 no second time, but
+// old: its descale, where it held some. Rescaling by a power of two rounds E4M3 no second time, but
 // for subnormal numbers.
-FLASHATTN_HD float updated_descale(float most, float largest, int32_t block, const float* old) {
-  if (old && most <= *old * largest) return *old;
+FLASHATTN_HD float updated_descale(float most, float largest, int32_t block, bool held, float old) {
+  if (held && most <= old * largest) return old;
   float descale = descale_of(most, largest);
   if (block == 1) return descale;
   if (most == 0) return 0x1p-126f;  // whatever comes makes it grow

@@ -80,6 +80,7 @@ void check_rotary(const Problem& problem, const flashattn_append_kv_args& args) 
 }
 
 void check_update(const Problem& problem, const flashattn_append_kv_args& args) {
+  check_reserved(args.reserved, "flashattn_append_kv_args");
   if (args.update_descales == 0) return;
   if (args.update_descales != 1) {
     reject(FLASHATTN_REASON_VALUE, "update_descales",

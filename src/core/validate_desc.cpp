@@ -325,14 +325,17 @@ const char* dtype_name(int32_t dtype) {
   }
 }
 
+void check_reserved(int32_t reserved, const char* structure) {
+  if (reserved == 0) return;
+  reject(FLASHATTN_REASON_RESERVED, "reserved",
+         "reserved = %d of %s must be 0; clear the structure before setting fields", reserved,
+         structure);
+}
+
 Problem make_problem(const flashattn_desc& desc) {
   Problem p;
   static_cast<flashattn_desc&>(p) = desc;
-  if (p.reserved != 0) {
-    reject(FLASHATTN_REASON_RESERVED, "reserved",
-           "reserved = %d of flashattn_desc must be 0; clear the structure before setting fields",
-           p.reserved);
-  }
+  check_reserved(p.reserved, "flashattn_desc");
   check_bits(p);
   check_choices(p);
   check_ranges(p);

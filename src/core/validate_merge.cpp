@@ -6,12 +6,7 @@
 namespace flashattn {
 
 MergeArgs check_merge(const Problem& problem, flashattn_merge_args args) {
-  if (args.reserved != 0) {
-    reject(FLASHATTN_REASON_RESERVED, "reserved",
-           "reserved = %d of flashattn_merge_args must be 0; clear the structure before setting "
-           "fields",
-           args.reserved);
-  }
+  check_reserved(args.reserved, "flashattn_merge_args");
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   // dropout_mask reads only these, so only these are checked.
   Shape shape{};

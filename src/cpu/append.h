@@ -86,15 +86,20 @@ FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
   }
 }
 
-// A new row in fp32, zeros behind it, turned if angles is not NULL.
-FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32_t dim,
-                                   const RotaryAngles* angles, float* x) {
-  with_wide_dtype(args.dtype, [&](auto tag) {
+// A row in fp32, and zeros behind it.
+FLASHATTN_INLINE void load_row(const char* in, int32_t dtype, int32_t dim, float* x) {
+  with_dtype(dtype, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     for (int32_t c = 0; c < dim; c += kWidth) {
       store(x + c, load_first<kDtype>(in + c * kElementBytes<kDtype>, dim - c));
     }
   });
+}
+
+// A new row likewise, turned if angles is not NULL.
+FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32_t dim,
+                                   const RotaryAngles* angles, float* x) {
+  load_row(in, args.dtype, dim, x);
   if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
 }
 
@@ -114,12 +119,7 @@ FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* o
 // Multiplies elements that the cache holds, and rounds them again.
 FLASHATTN_INLINE void rescale_row(char* row, int32_t dtype, float factor, int32_t dim) {
   alignas(64) float x[kMaxDim + kWidth];
-  with_wide_dtype(dtype, [&](auto tag) {
-    constexpr int32_t kDtype = decltype(tag)::value;
-    for (int32_t c = 0; c < dim; c += kWidth) {
-      store(x + c, load_first<kDtype>(row + c * kElementBytes<kDtype>, dim - c));
-    }
-  });
+  load_row(row, dtype, dim, x);
   store_row(row, dtype, x, factor, dim);
 }
 
@@ -155,7 +155,7 @@ inline void update_descales(const Problem& problem, const AppendArgs& args, cons
       float* const descale = static_cast<float*>(side.descale.data) +
                              b * side.descale.stride_batch + h * side.descale.stride_head +
                              n * side.descale.stride_seq;
-      const float made = updated_descale(most, largest, block, held ? descale : nullptr);
+      const float made = updated_descale(most, largest, block, held, *descale);
       if (held && made != *descale) {
         const TokenRows cached = kv_rows(problem, in, side.cache, side.descale, b, h,
                                          to.sequence.offset_kv);

@@ -283,7 +283,7 @@ CHECK(flashattn_quantize_args_parallel_user,
 CHECK(flashattn_quantize_args_error,
       offsetof(flashattn_quantize_args, error) == 432);
 
-CHECK(flashattn_append_kv_args, sizeof(flashattn_append_kv_args) == 496);
+CHECK(flashattn_append_kv_args, sizeof(flashattn_append_kv_args) == 504);
 CHECK(flashattn_append_kv_args_struct_size,
       offsetof(flashattn_append_kv_args, struct_size) == 0);
 CHECK(flashattn_append_kv_args_batch,
@@ -352,6 +352,10 @@ CHECK(flashattn_append_kv_args_parallel_user,
       offsetof(flashattn_append_kv_args, parallel_user) == 480);
 CHECK(flashattn_append_kv_args_error,
       offsetof(flashattn_append_kv_args, error) == 488);
+CHECK(flashattn_append_kv_args_update_descales,
+      offsetof(flashattn_append_kv_args, update_descales) == 496);
+CHECK(flashattn_append_kv_args_reserved,
+      offsetof(flashattn_append_kv_args, reserved) == 500);
 
 CHECK(flashattn_device_properties, sizeof(flashattn_device_properties) == 48);
 CHECK(flashattn_device_properties_struct_size,

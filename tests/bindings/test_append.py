@@ -112,6 +112,29 @@ def test_a_cache_of_8_bits(name, most):
         np.testing.assert_array_equal(v_cache[b, n:n + 2], narrow(v[b]))
 
 
+@pytest.mark.parametrize("name, largest", [("float8_e4m3fn", 448), ("int8", 127)])
+def test_descales_are_made_in_place(name, largest):
+    """Blocks of 8 tokens: the first of sequence 0 and the second of 2 held some."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = getattr(ml_dtypes, name, name)
+    k_cache, v_cache = (np.zeros((3, 20, 2, 16), dtype) for _ in range(2))
+    k, v = normal(3, 8, 2, 16), normal(3, 8, 2, 16)
+    descales = [np.full((3, 2, 3), 1e-3, np.float32) for _ in range(2)]
+    lens = flashattn.append_kv(k_cache, v_cache, [3, 0, 11], k, v, descale_k=descales[0],
+                               descale_v=descales[1], descale_block=8,
+                               update_descales=True).lens_kv
+    assert lens.tolist() == [11, 8, 19]
+    for cache, new, descale in ((k_cache, k, descales[0]), (v_cache, v, descales[1])):
+        untouched = descale[1, :, 1:]
+        assert (untouched == np.float32(1e-3)).all()
+        assert (np.frexp(descale[0, :, :2])[0] == 0.5).all()  # powers of two
+        for b, n in enumerate([3, 0, 11]):
+            of_rows = descale[b][:, (n + np.arange(8)) // 8].T[..., None]
+            rows = cache[b, n:n + 8].astype(np.float32)
+            assert np.abs(rows).max() > largest / 4
+            assert (np.abs(rows * of_rows - new[b]) <= of_rows * largest / 16).all()
+
+
 def test_layouts_and_threads_of_the_caller():
     k_cache, v_cache = caches()
     k, v = normal(3, 2, 2, 16), normal(3, 2, 2, 16)
@@ -145,6 +168,11 @@ def _read_only(array):
     (dict(max_seqlen_q=3), Reason.SIZE, "only with cu_seqlens_q"),
     (dict(page_table=[[30], [1], [2]]), Reason.LENGTHS, "page_table\\[0\\]\\[0\\] = 30"),
     (dict(k_cache=_read_only(normal(3, 20, 2, 16))), Reason.VALUE, "read-only"),
+    (dict(update_descales=True), Reason.DTYPE, "only with a cache of F8E4M3 or I8"),
+    (dict(update_descales=True, descale_k=np.ones((1, 2, 1), np.float32)), Reason.SIZE,
+     "descale_k has shape"),
+    (dict(update_descales=True, descale_k=_read_only(np.ones((3, 2, 1), np.float32))), Reason.VALUE,
+     "read-only"),
 ])
 def test_refusals(change, reason, words):
     k_cache, v_cache = caches()

@@ -26,17 +26,17 @@ class Rotary:
 
 class Append(Call):
     """new: of q, k and v, which are given. wide: the dtype of new tokens. in_place: q_out is q and
-    lens_out is lens_kv."""
+    lens_out is lens_kv. updates: descales are made; those of blocks without a token are NaN."""
 
     def __init__(self, case, device, rotary=None, new="qkv", wide=None, in_place=False, plan=None,
-                 seed=0):
+                 seed=0, updates=False):
         super().__init__(case, device, plan=plan)
         self.rotary, self.new, self.in_place = rotary, new, in_place
         self.wide = wide or case.dtype
         self.rng = np.random.default_rng(seed + 5)
         self.old = [case.length_kv(b) - case.length_q(b) for b in range(case.batch)]
         assert min(self.old, default=0) >= 0
-        self.tokens = {}
+        self.tokens, self.new_places = {}, {}
         fields = {name: self.inputs[name] for name in LENGTHS if name in self.inputs}
         fields.update(self.sizes, dtype=capi.DTYPES[self.wide])
         if "k" not in new and "v" not in new:
@@ -58,7 +58,24 @@ class Append(Call):
             self.add_tokens(name, fields)
         if rotary:
             self.add_rotary(fields)
+        if updates:
+            fields["update_descales"] = 1
+            for name in set("kv") & set(new):
+                self.own_blocks(name)
         self.fields = fields
+
+    def own_blocks(self, name):
+        """Descales of blocks with new tokens are written, and what these blocks held may be."""
+        case, block, descales = self.case, self.case.descale_block, self.buffers["descale_" + name]
+        for b, old in enumerate(self.old):
+            if not case.length_q(b):
+                continue
+            places = self.descale_places[name][b]
+            first = old // block
+            descales.owned[places[:, first:-(-case.length_kv(b) // block)]] = True
+            descales.host[places[:, -(-old // block):]] = np.nan
+            self.buffers[name].owned[self.places[name].index[b][first * block:old]] = True
+        self.outputs.append("descale_" + name)
 
     def add_tokens(self, name, fields):
         case = self.case
@@ -71,7 +88,7 @@ class Append(Call):
         values = [round_to(self.rng.standard_normal((n, heads, dim)), self.wide) for n in lengths]
         if case.strides == "broadcast" and name != "q":  # as forward sees the cache
             values = [np.repeat(x[:, :1], heads, 1) for x in values]
-        self.tokens[name] = values
+        self.tokens[name], self.new_places[name] = values, where
         for kind in ("new_" + name, "q_out") if name == "q" else ("new_" + name,):
             if kind == "q_out" and self.in_place:
                 self.buffers[kind] = self.buffers["new_q"]
@@ -135,7 +152,11 @@ class Append(Call):
         """What the call wrote, by sequence: new rows of k and v, q_out, lens_out."""
         self.device.launch(self.stage_append())
         out = self.collect(self.outputs)
-        made = {name: self.take(name, out[name]) for name in self.outputs if name != "lens_out"}
+        made = {name: self.take(name, out[name]) for name in self.outputs if name in self.places}
+        for name in self.descale_places:
+            if "descale_" + name in out:
+                made["descale_" + name] = out["descale_" + name][self.descale_places[name]]
+                made["held_" + name] = [x[:n] for x, n in zip(made[name], self.old)]
         for name in "kv":
             if name in made:
                 made[name] = [x[n:] for x, n in zip(made[name], self.old)]

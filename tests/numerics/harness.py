@@ -199,10 +199,12 @@ class Call:
 
     def add_descales(self, fields):
         case, data = self.case, self.data
+        self.descale_places = {}
         for name, values in data.descales.items():
             fields["descale_" + name], buffer, index = self.strided(
                 "descale_" + name, "f32", (*values.shape, 1),
                 [letter in case.descales for letter in "bht"])
+            self.descale_places[name] = index[..., 0]
             # Only what some sequence uses: the rest stays NaN.
             for b in range(case.batch):
                 rows = case.length_q(b) if name == "q" else case.length_kv(b)

@@ -128,6 +128,88 @@ def test_a_cache_of_eight_bits(device, name):
     check_rows(call, call.append(), case.dtype_kv)
 
 
+def power_of_two_above(x):
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
+
+
+def expected_descales(call, name, b, n, elements):
+    """Of the heads of block n, before and after: largest magnitudes over 448 or 127; of a block of
+    several tokens the next power of two; what the block had where that suffices."""
+    largest, block = np.float32(EIGHT_BITS[call.case.dtype_kv]), call.case.descale_block
+    most = np.abs(np.where(np.isfinite(elements), elements, 0)).max((0, 2)).astype(np.float32)
+    least = np.where(most == 0, np.float32(1), np.maximum(most / largest, np.float32(2.0 ** -126)))
+    if block > 1:
+        least = np.where(most == 0, np.float32(2.0 ** -126), power_of_two_above(least))
+    if n * block >= call.old[b]:
+        return None, least
+    before = call.data.descales[name][b, :, n]
+    return before, np.where(most <= before * largest, before, least)
+
+
+F8_CACHE = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16)
+UPDATES = {
+    "blocks": (F8_CACHE, Rotary(64), 1.0),
+    "growing": (F8_CACHE, Rotary(64), 1e4),
+    "growing, f16": (F8_CACHE.replace(dtype="f16"), Rotary(64, True), 3e3),
+    "small": (F8_CACHE.replace(dim_v=64), None, 1e-30),
+    "zeros": (F8_CACHE, None, 0.0),
+    "a descale a token": (F8_CACHE.replace(descale_block=1), Rotary(64), 5.0),
+    "pages": (F8_CACHE.replace(page_size=8, seqlen_q=40, lens_kv=[40, 47, 77]), Rotary(64), 1e4),
+    "pages of no whole block": (F8_CACHE.replace(page_size=10, descale_block=7), None, 1e4),
+    "decode": (DECODE.replace(page_size=16, dtype_kv="f8", descales="bht", descale_block=16),
+               Rotary(128), 1e3),
+    "packed": (F8_CACHE.replace(cu_q=[5, 0, 33]), Rotary(64), 1e3),
+    "starts": (F8_CACHE.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), 1e3),
+    "odd head": (F8_CACHE.replace(dim_qk=63, dim_v=3), Rotary(20), 1e3),
+    "f8 queries": (F8.replace(descale_block=32), Rotary(64), 1e3),
+    "integers": (F8_CACHE.replace(dtype_kv="i8"), Rotary(64), 1.0),
+    "integers, growing": (F8_CACHE.replace(dtype_kv="i8", descale_block=24), Rotary(64), 1e4),
+    "integers, a descale a token": (F8_CACHE.replace(dtype_kv="i8", descale_block=1), None, 5.0),
+}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", UPDATES)
+def test_descales_are_made(device, name, in_place):
+    """To the bit; and what a block held is rescaled where its descale grows. size: of new tokens."""
+    case, rotary, size = UPDATES[name]
+    call = supported(case, device, rotary, "qkv" if rotary else "kv", in_place=in_place,
+                     wide="bf16" if case.dtype == "f8" else None, updates=True)
+    for side in set("kv") & set(call.new):
+        for b, index in enumerate(call.new_places[side].index):
+            call.tokens[side][b] = round_to(call.tokens[side][b] * np.float32(size), call.wide)
+            call.buffers["new_" + side].host[index] = call.tokens[side][b]
+    if size == 5.0:  # neither counts; an infinity becomes the largest number
+        call.tokens["v"][2][0, 0, :2] = np.inf, -np.inf
+        call.buffers["new_v"].host[call.new_places["v"].index[2][0, 0, :2]] = np.inf, -np.inf
+    held = {side: [x[:n].copy() for x, n in zip(getattr(call.data, side), call.old)]
+            for side in "kv"}
+    made, block = call.append(), case.descale_block
+    for side in "kv":
+        for b, old in enumerate(call.old):
+            elements = call.turned(side, b, np.float32)
+            for n in range(old // block, -(-(old + len(elements)) // block) if len(elements) else 0):
+                rows = slice(max(n * block - old, 0), (n + 1) * block - old)
+                before, after = expected_descales(call, side, b, n, elements[rows])
+                np.testing.assert_array_equal(made["descale_" + side][b, :, n], after)
+                np.testing.assert_array_equal(
+                    made[side][b][rows],
+                    round_to(elements[rows] * (1 / after)[:, None], case.dtype_kv))
+                if before is None:
+                    continue
+                was = held[side][b][n * block:]
+                np.testing.assert_array_equal(
+                    made["held_" + side][b][n * block:],
+                    np.where((before == after)[:, None], was,
+                             round_to(was * (before / after)[:, None], case.dtype_kv)))
+    if rotary:
+        for b, got in enumerate(made["q_out"]):
+            np.testing.assert_array_equal(
+                got, round_to(call.turned("q", b, np.float32), call.wide))
+
+
 def test_special_numbers_are_copied(device):
     """What is not rotated keeps its bits: infinities, NaN with what they carry, zeros' signs."""
     case = BASE.replace(dim_v=64)
@@ -240,6 +322,9 @@ def test_hostile_values_touch_nothing_else(device, name):
     (dict(rotary_positions=76), 32, "new tokens up to position 76"),
     (dict(rotary_dim=0), 24, "rotary_cos.data is set"),
     (dict(seqlen_kv=76), 32, "lens_kv"),
+    (dict(update_descales=2), 29, "update_descales = 2 is neither 0 nor 1"),
+    (dict(update_descales=1), 5, "only with a cache of F8E4M3 or I8"),
+    (dict(reserved=3), 30, "reserved = 3 of flashattn_append_kv_args"),
 ])
 def test_refusals(device, changes, reason, words):
     if device.name != "cpu" and reason == 32:

@@ -743,7 +743,7 @@ output.
 """
 Base.@kwdef struct flashattn_append_kv_args
     "Required: sizeof(flashattn_append_kv_args)."
-    struct_size::UInt32 = 496
+    struct_size::UInt32 = 504
     """
     As in flashattn_args. seqlen_q: new tokens of the longest sequence. seqlen_kv and total_kv: rows
     of the cache, those behind the last token included.
@@ -815,8 +815,8 @@ Base.@kwdef struct flashattn_append_kv_args
     v_cache::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
-    or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
-    beyond, and a NaN becomes 0. NULL: 1.
+    or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,
+    and 448 beyond; I8: 127 beyond, and a NaN becomes 0. NULL: 1.
     """
     descale_k::flashattn_tensor = flashattn_tensor()
     """
@@ -835,6 +835,15 @@ Base.@kwdef struct flashattn_append_kv_args
     parallel::flashattn_parallel_fn = C_NULL
     parallel_user::Ptr{Cvoid} = C_NULL
     error::Ptr{flashattn_error} = C_NULL
+    """
+    1: descale_k and descale_v are made for the new tokens, and written. A block that held no token
+    gets the largest magnitude of its new ones, divided by 448 (I8: 127), with descale_block > 1 the
+    next power of two. In a block that held some the descale grows where a new magnitude needs it,
+    and the elements that it held are rounded again: its pages must be of this sequence alone.
+    Needs an 8-bit cache and descale_block >= 1. 0: descales are given.
+    """
+    update_descales::Int32 = 0
+    reserved::Int32 = 0
 end
 
 """
@@ -1561,7 +1570,7 @@ const LAYOUT = (
         (:parallel_user, 424, 8),
         (:error, 432, 8),
     )),
-    (flashattn_append_kv_args, 496, (
+    (flashattn_append_kv_args, 504, (
         (:struct_size, 0, 4),
         (:batch, 4, 4),
         (:seqlen_q, 8, 4),
@@ -1596,6 +1605,8 @@ const LAYOUT = (
         (:parallel, 472, 8),
         (:parallel_user, 480, 8),
         (:error, 488, 8),
+        (:update_descales, 496, 4),
+        (:reserved, 500, 4),
     )),
     (flashattn_device_properties, 48, (
         (:struct_size, 0, 4),

@@ -3,7 +3,7 @@
 const APPENDED = (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim, :rotary_interleaved, :positions,
                   :starts_kv, :cu_seqlens_q, :lens_q, :page_table, :first_page, :max_seqlen_q,
                   :max_seqlen_kv, :layout, :cache_layout, :descale_k, :descale_v, :descale_block,
-                  :q_out, :lens_out, :threads, :multiprocessors, :parallel)
+                  :update_descales, :q_out, :lens_out, :threads, :multiprocessors, :parallel)
 
 """
     append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing; options...)
@@ -33,6 +33,10 @@ holds, `nothing` without k and v.
   `:dhsp`)
 - `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3 or Int8:
   k times 1 / descale_k is rounded
+- `update_descales = false`: `true` makes descale_k and descale_v for the new tokens, in place: whole
+  Arrays. A block's largest magnitude over 448 (Int8: 127), with `descale_block` > 1 the next power of
+  two. Where a block grows beyond its descale, what it held is rounded again: its page must be of one
+  sequence
 - `q_out`: written and returned as q; q itself will do
 - `lens_out`: (batch,) Int32, written and returned; lens_kv itself is incremented in place
 
@@ -63,6 +67,9 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
     end
     option(name, default = nothing) = get(options, name, default)
     parallel = is_parallel(option(:parallel, false))
+    updates = option(:update_descales, false)
+    updates isa Bool || refuse(:DTYPE, :update_descales,
+        "update_descales = $(repr(updates)); expected true or false")
     x = appending(given, caches, options)
     sizes = sizes_appended(x, options)
     lens_kv === nothing && refuse(:NULL_POINTER, :lens_kv, "lens_kv is nothing; give the tokens that " *
@@ -78,7 +85,7 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
     args = Ref(C.flashattn_append_kv_args(
         batch = sizes[:batch], seqlen_q = sizes[:seqlen_q], seqlen_kv = sizes[:seqlen_kv],
         total_q = x.packed ? x.model.rows : 0, dtype = dtype(eltype(x.model.array)),
-        pages = sizes[:page_size] > 0 ? x.cache.batch : 0))
+        pages = sizes[:page_size] > 0 ? x.cache.batch : 0, update_descales = updates))
     made, read = Any[], Any[]
     options[:lens_kv] = lens_kv
     for name in (:lens_kv, :lens_q, :starts_kv, :cu_seqlens_q, :page_table, :descale_k, :descale_v)
@@ -88,6 +95,8 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
         push!(read, about(name) do
             name === :page_table ? pages_from_0(array, option(:first_page, 1)) : readable(field, array)
         end)
+        updates && name in (:descale_k, :descale_v) && read[end] !== array && refuse(:DTYPE, name,
+            "$name is a $(typeof(array)), of which a copy would be written; give an Array{Float32}")
         read[end] === array || push!(made, read[end])
         place!(args, field, read[end], sizes, x.cache, x.packed)
     end

@@ -93,6 +93,14 @@ end
         @test k8[:, h, n + i, b] == round.(Int8, clamp.(scaled, -127, 127))
         @test v8[:, h, n + i, b] == round.(Int8, v[:, h, i, b])
     end
+    # And made for the new tokens: blocks of 4, of which the first may hold some.
+    made = fill(1.0f-3, 5, 2, 3)
+    append_kv!(k8, nothing, lens, k; descale_k = made, descale_block = 4, update_descales = true)
+    for (b, n) in enumerate(lens), i in 1:2, h in 1:2
+        scale = made[cld(n + i, 4), h, b]
+        @test scale == exp2(round(log2(scale)))
+        @test k8[:, h, n + i, b] == round.(Int8, k[:, h, i, b] .* inv(scale))
+    end
     half = append_kv!(BFloat16.(first(caches())), nothing, lens, BFloat16.(k); lens_q = [1, 2, 0])
     @test half.lens_kv == [4, 2, 15]
 
@@ -129,6 +137,11 @@ end
             () -> append_kv!(k_cache, v_cache, lens, k; q_out = q))
     refused("max_seqlen_q = 4 is given without cu_seqlens_q", :VALUE, "max_seqlen_q",
             () -> append_kv!(k_cache, v_cache, lens, k; max_seqlen_q = 4))
+    refused("update_descales = 1 has a meaning only with a cache of F8E4M3 or I8", :DTYPE,
+            "update_descales", () -> append_kv!(k_cache, v_cache, lens, k, v; update_descales = true))
+    refused("of which a copy would be written", :DTYPE, "descale_k",
+            () -> append_kv!(k8, nothing, lens, k; descale_k = Float64.(made), descale_block = 4,
+                             update_descales = true))
     refused("descale_block = 4 is given without descale_k", :VALUE, "descale_block",
             () -> append_kv!(k_cache, v_cache, lens, k; descale_block = 4))
     # By the library: no room for the third sequence.

@@ -34,8 +34,8 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
               max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
               layout: Optional[str] = None, cache_layout: Optional[str] = None,
               descale_k: Any = None, descale_v: Any = None, descale_block: int = 0,
-              q_out: Any = None, lens_out: Any = None, threads: int = 0, stream: Any = None,
-              parallel: Any = None) -> Appended:
+              update_descales: bool = False, q_out: Any = None, lens_out: Any = None, threads: int = 0,
+              stream: Any = None, parallel: Any = None) -> Appended:
     """Writes new keys and values behind those in a cache, and rotates them and q.
 
         q, lens = flashattn.append_kv(k_cache, v_cache, lens, k, v, q, rotary_base=10000.0)
@@ -58,6 +58,10 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
                 cache ("bshd"; pages "pshd")
     descale_k, descale_v  float32, broadcast to (batch, heads_kv, blocks) of descale_block tokens
                 (0: all), of an 8-bit cache: k times 1 / descale_k is rounded
+    update_descales  whether descale_k and descale_v are made for the new tokens, and written in
+                place: whole arrays. A block's largest magnitude over 448 (int8: 127), with
+                descale_block > 1 the next power of two. Where a block grows beyond its descale,
+                what it held is rounded again: its page must be of one sequence
     q_out       written and returned as q; q itself will do. None: one is made
     lens_out    (batch,) int32, written and returned: lens_kv itself is incremented in place. None:
                 one is made
@@ -71,7 +75,8 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
                  lengths, page_table, max_seqlen_q, max_seqlen_kv)
     call.add_rotary(rotary_cos, rotary_sin, rotary_base, rotary_dim, rotary_interleaved)
     block = integer(descale_block, "descale_block")
-    call.add_descales(dict(k=descale_k, v=descale_v), block)
+    call.add_descales(dict(k=descale_k, v=descale_v), block,
+                      flag(update_descales, "update_descales"))
     made = Appended(call.add_q_out(q_out), call.add_lens_out(lens_kv, lens_out))
     place, args = call.place, call.args
     options: Dict[str, Any] = dict(varlen_q=cu_seqlens_q is not None)
@@ -239,7 +244,8 @@ class _Call:
         args.dtype_rotary, args.rotary_positions = seen.dtype, seen.shape[0]
         args.rotary_dim = 2 * seen.shape[1]
 
-    def add_descales(self, given: Dict[str, Any], block: int) -> None:
+    def add_descales(self, given: Dict[str, Any], block: int, updates: bool) -> None:
+        self.args.update_descales = updates
         tokens = self.sizes["seqlen_kv"]
         blocks = -(-tokens // block) if block > 0 else min(tokens, 1)
         expected = (self.sizes["batch"], self.heads()[1], blocks)
@@ -247,9 +253,13 @@ class _Call:
             if array is None:
                 continue
             name = "descale_" + side
-            if self.place is None and not hasattr(array, "shape"):
+            if self.place is None and not hasattr(array, "shape") and not updates:
                 array = np.asarray(array, np.float32)
             seen = self.kept[name] = view(array, name, self.place, FLOAT32)
+            if updates:
+                _arrays.check_shape(seen.shape, expected, name)
+                _gpu.check_order(array, name, self.place)
+                check_writable(seen, name)
             missing = 3 - len(seen.shape)
             shape, steps = (1,) * missing + seen.shape, (0,) * missing + seen.strides
             if missing < 0 or any(n not in (1, e) for n, e in zip(shape, expected)):

@@ -718,7 +718,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel_user", 424, 8),
         ("error", 432, 8),
     )),
-    "flashattn_append_kv_args": (496, (
+    "flashattn_append_kv_args": (504, (
         ("struct_size", 0, 4),
         ("batch", 4, 4),
         ("seqlen_q", 8, 4),
@@ -753,6 +753,8 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel", 472, 8),
         ("parallel_user", 480, 8),
         ("error", 488, 8),
+        ("update_descales", 496, 4),
+        ("reserved", 500, 4),
     )),
     "flashattn_device_properties": (48, (
         ("struct_size", 0, 4),

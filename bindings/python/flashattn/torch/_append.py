@@ -15,10 +15,11 @@ _library.define(
     "Tensor? q, Tensor? rotary_cos, Tensor? rotary_sin, float? rotary_base, int? rotary_dim, "
     "bool rotary_interleaved, Tensor? positions, Tensor? starts_kv, Tensor? cu_seqlens_q, "
     "Tensor? lens_q, Tensor? page_table, SymInt? max_seqlen_q, SymInt? max_seqlen_kv, "
-    "Tensor? descale_k, Tensor? descale_v, int descale_block) -> (Tensor q, Tensor lens_kv)")
+    "Tensor(c!)? descale_k, Tensor(d!)? descale_v, int descale_block, bool update_descales) -> "
+    "(Tensor q, Tensor lens_kv)")
 _NAMES = ("rotary_cos", "rotary_sin", "rotary_base", "rotary_dim", "rotary_interleaved",
           "positions", "starts_kv", "cu_seqlens_q", "lens_q", "page_table", "max_seqlen_q",
-          "max_seqlen_kv", "descale_k", "descale_v", "descale_block")
+          "max_seqlen_kv", "descale_k", "descale_v", "descale_block", "update_descales")
 
 
 def _run(k_cache: Tensor, v_cache: Optional[Tensor], lens_kv: Tensor, k: Optional[Tensor],

@@ -294,7 +294,7 @@ def append_kv(k_cache: Tensor, v_cache: Optional[Tensor], lens_kv: Tensor,
               lens_q: Optional[Tensor] = None, page_table: Optional[Tensor] = None,
               max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
               descale_k: Optional[Tensor] = None, descale_v: Optional[Tensor] = None,
-              descale_block: int = 0) -> Appended:
+              descale_block: int = 0, update_descales: bool = False) -> Appended:
     """flashattn.append_kv() as an operator, which torch.compile knows to write into the cache; no
     gradient.
 
@@ -309,7 +309,7 @@ def append_kv(k_cache: Tensor, v_cache: Optional[Tensor], lens_kv: Tensor,
         k_cache, v_cache, _int32(lens_kv), k, v, q, rotary_cos, rotary_sin, rotary_base, rotary_dim,
         rotary_interleaved, _int32(positions), _int32(starts_kv), _int32(cu_seqlens_q),
         _int32(lens_q), _int32(page_table), max_seqlen_q, max_seqlen_kv, descale_k, descale_v,
-        descale_block)
+        descale_block, update_descales)
     return Appended(None if q is None else rotated, None if k is None and v is None else lens)
 
 

@@ -1245,8 +1245,8 @@ pub struct flashattn_append_kv_args {
     /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise.
     pub v_cache: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
-    /// or I8. Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond; I8: 127
-    /// beyond, and a NaN becomes 0. NULL: 1.
+    /// or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,
+    /// and 448 beyond; I8: 127 beyond, and a NaN becomes 0. NULL: 1.
     pub descale_k: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
     /// or I8. Likewise.
@@ -1262,6 +1262,14 @@ pub struct flashattn_append_kv_args {
     pub parallel_user: *mut c_void,
     /// `error`
     pub error: *mut flashattn_error,
+    /// 1: descale_k and descale_v are made for the new tokens, and written. A block that held no token
+    /// gets the largest magnitude of its new ones, divided by 448 (I8: 127), with descale_block > 1 the
+    /// next power of two. In a block that held some the descale grows where a new magnitude needs it,
+    /// and the elements that it held are rounded again: its pages must be of this sequence alone.
+    /// Needs an 8-bit cache and descale_block >= 1. 0: descales are given.
+    pub update_descales: i32,
+    /// `reserved`
+    pub reserved: i32,
 }
 
 impl Default for flashattn_append_kv_args {
@@ -2334,7 +2342,7 @@ mod tests {
 
     #[test]
     fn layout_of_append_kv_args() {
-        assert_eq!(size_of::<flashattn_append_kv_args>(), 496);
+        assert_eq!(size_of::<flashattn_append_kv_args>(), 504);
         assert_eq!(align_of::<flashattn_append_kv_args>(), 8);
         assert_eq!(offset_of!(flashattn_append_kv_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_append_kv_args, batch), 4);
@@ -2370,6 +2378,8 @@ mod tests {
         assert_eq!(offset_of!(flashattn_append_kv_args, parallel), 472);
         assert_eq!(offset_of!(flashattn_append_kv_args, parallel_user), 480);
         assert_eq!(offset_of!(flashattn_append_kv_args, error), 488);
+        assert_eq!(offset_of!(flashattn_append_kv_args, update_descales), 496);
+        assert_eq!(offset_of!(flashattn_append_kv_args, reserved), 500);
     }
 
     #[test]

@@ -77,6 +77,8 @@ impl Plan {
         for (field, twice) in [
             ("q", output.q_in_place && inputs.q.is_some()),
             ("lens_kv", output.lens_in_place && inputs.array("lens_kv").is_some()),
+            ("descale_k", output.descales[0].is_some() && inputs.array("descale_k").is_some()),
+            ("descale_v", output.descales[1].is_some() && inputs.array("descale_v").is_some()),
         ] {
             if twice {
                 let message = format!("{field} is given as an input and in place; give it once");
@@ -91,6 +93,12 @@ impl Plan {
         let mut arrays = inputs.arrays;
         if output.lens_in_place {
             arrays[index("lens_kv")] = output.lens;
+        }
+        let updates = output.descales[0].is_some();
+        for (name, descale) in ["descale_k", "descale_v"].into_iter().zip(output.descales) {
+            if updates {
+                arrays[index(name)] = descale;
+            }
         }
         if let Some(table) = &mut arrays[index("page_table")] {
             let (_, stride) = table.rows(sizes.batch, "page_table")?;
@@ -113,6 +121,7 @@ impl Plan {
             pages: int64(pages, "pages")?,
             descale_k: beside.descale_k,
             descale_v: beside.descale_v,
+            update_descales: updates.into(),
             ..Default::default()
         };
         let (memory, batch) = (plan.memory, [sizes.batch]);

@@ -278,6 +278,7 @@ pub struct AppendOutput<'a, T, K = T> {
     pub(crate) q_in_place: bool,
     pub(crate) lens: Option<Raw>,
     pub(crate) lens_in_place: bool,
+    pub(crate) descales: [Option<Raw>; 2],
     pub(crate) pool: Pool<'a>,
 }
 
@@ -290,6 +291,7 @@ impl<T, K> Default for AppendOutput<'_, T, K> {
             q_in_place: false,
             lens: None,
             lens_in_place: false,
+            descales: [None, None],
             pool: Pool::default(),
         }
     }
@@ -334,6 +336,20 @@ impl<'a, T: Element, K: Element> AppendOutput<'a, T, K> {
     /// lens_kv, in place of [`AppendInputs::lens_kv`]: the new tokens are added to it.
     pub fn lens_in_place(mut self, lens_kv: impl Into<ArrayMut<'a, i32>>) -> Self {
         (self.lens, self.lens_in_place) = (Some(lens_kv.into().raw()), true);
+        self
+    }
+
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)) each, in place of
+    /// [`AppendInputs::descale_k`] and [`AppendInputs::descale_v`]: descales are made for the new
+    /// tokens of a cache of 8 bits. A block's largest magnitude over 448 (i8: 127), with more than
+    /// one token a block the next power of two. Where a block grows beyond its descale, what it held
+    /// is rounded again: its page must be of one sequence.
+    pub fn update_descales(
+        mut self,
+        descale_k: impl Into<ArrayMut<'a, f32>>,
+        descale_v: impl Into<ArrayMut<'a, f32>>,
+    ) -> Self {
+        self.descales = [Some(descale_k.into().raw()), Some(descale_v.into().raw())];
         self
     }
 

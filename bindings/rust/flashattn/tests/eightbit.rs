@@ -5,7 +5,7 @@ mod common;
 
 use common::{assert_near, numbers};
 use flashattn::{
-    Array, DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, Upstream, View, ViewMut,
+    AppendInputs, AppendOutput, Array, DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, Upstream, View, ViewMut,
     Workspace, F8E4M3,
 };
 
@@ -99,6 +99,24 @@ fn a_cache_and_results_of_8_bits() {
     let (wk8, wv8) = (meant(&k8), meant(&v8));
     let (same, _) = forward(&plain, &Inputs::new(view(&q), view(&wk8), view(&wv8)));
     assert_near(&o, &same, 1e-5);
+
+    // The same descales and integers, made by append_kv: one token of each sequence after another.
+    let (mut k_cache, mut v_cache) = (vec![0i8; LEN], vec![0i8; LEN]);
+    let (mut descale_k, mut descale_v) = ([f32::NAN; 6 * 19], [f32::NAN; 6 * 19]);
+    plan.append_kv(
+        &AppendInputs::new(view(&wk8), view(&wv8)).lens_kv(&[0, 0]),
+        AppendOutput::new(
+            ViewMut::new(&mut k_cache, DIMS).unwrap(),
+            ViewMut::new(&mut v_cache, DIMS).unwrap(),
+        )
+        .update_descales(&mut descale_k, &mut descale_v),
+    )
+    .unwrap();
+    assert!(descale_k.iter().chain(&descale_v).all(|x| *x > 0.0 && *x < 0.1));
+    assert!(k_cache.iter().filter(|x| x.unsigned_abs() == 127).count() >= 6 * 19);
+    let inputs = Inputs::new(view(&q), view(&k_cache), view(&v_cache));
+    let (same, _) = forward(&plan, &inputs.descale_k(&descale_k).descale_v(&descale_v));
+    assert_near(&o, &same, 2e-2);
 
     let plan = DescBuilder::new(Dtype::F32, 3, 16)
         .causal()

@@ -214,14 +214,32 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// Calls body(row, unit) for a warp's share of the units of rows [begin, end).
+// Numbers from `start` on, `step` apart, as a quotient and a remainder, without a division for each.
+struct Walk {
+  __device__ __forceinline__ Walk(int32_t start, int32_t step, FastDivmod by)
+      : quotient(by.quotient(start)),
+        remainder(start - static_cast<int32_t>(quotient) * by.divisor),
+        quotient_step(by.quotient(step)),
+        remainder_step(step - quotient_step * by.divisor),
+        divisor(by.divisor) {}
+  __device__ __forceinline__ void next() {
+    quotient += quotient_step;
+    remainder += remainder_step;
+    if (remainder < divisor) return;
+    remainder -= divisor;
+    ++quotient;
+  }
+
+  int64_t quotient;
+  int32_t remainder, quotient_step, remainder_step, divisor;
+};
+
+// Calls body(row, c) for a warp's share of the units of rows [begin, end); c: a unit's first pair.
 template <int kPairs, class Body>
 __device__ __forceinline__ void for_each_unit(int64_t begin, int64_t end, FastDivmod by_units,
                                               Body body) {
-  const int64_t count = (end - begin) * by_units.divisor;
-  for (int64_t n = threadIdx.x % 32; n < count; n += 32) {
-    const int64_t row = n / by_units.divisor;
-    body(begin + row, static_cast<int32_t>(n - row * by_units.divisor) * kPairs);
+  for (Walk at(threadIdx.x % 32, 32, by_units); at.quotient < end - begin; at.next()) {
+    body(begin + at.quotient, at.remainder * kPairs);
   }
 }
 
@@ -270,7 +288,7 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
   float* const descale = reinterpret_cast<float*>(tensor_row(of, 4, b, h, n));
   const bool held = first < before;
   const float old = held ? *descale : 0.0f;
-  const float made = updated_descale(most, ptx::kMaxE4m3, block, held ? &old : nullptr);
+  const float made = updated_descale(most, ptx::kMaxE4m3, block, held, old);
   if (held && made != old) {
     for_each_unit<kPairs>(first, before, by_units, [&](int64_t j, int32_t c) {
       Unit<kPairs> unit(args, c, dim, rotary_dim);
@@ -301,15 +319,15 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int32_t b = blockIdx.x;
   const AppendRows to = append_rows(problem, params.args, b);
   if (to.stored == 0) return;
-  const int64_t before = to.sequence.len.kv, first = before / problem.descale_block;
-  const int64_t blocks = (before + to.stored - 1) / problem.descale_block - first + 1;
-  const int32_t sides = in.k.data && in.v.data ? 2 : 1;
-  const int64_t count = blocks * sides * problem.heads_kv;
+  const int32_t before = to.sequence.len.kv, first = before / problem.descale_block;
+  const int32_t blocks = (before + to.stored - 1) / problem.descale_block - first + 1;
   constexpr int kWarps = kBlockThreads / 32;
-  for (int64_t n = blockIdx.y * kWarps + threadIdx.x / 32; n < count; n += gridDim.y * kWarps) {
-    const int64_t side = n / problem.heads_kv;
-    append_block<T, kPairs>(params, to, b, static_cast<int32_t>(n - side * problem.heads_kv),
-                            first + side / sides, in.k.data && side % sides == 0);
+  for (Walk at(blockIdx.y * kWarps + threadIdx.x / 32, gridDim.y * kWarps, params.by_heads);
+       at.quotient < blocks; at.next()) {
+    const bool is_k = in.k.data && at.remainder < problem.heads_kv;
+    append_block<T, kPairs>(params, to, b,
+                            at.remainder - (in.k.data && !is_k ? problem.heads_kv : 0),
+                            first + at.quotient, is_k);
   }
 }
 
@@ -375,8 +393,10 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
     const auto kernel = with_append_kernels(args.dtype, [vectors](auto of) {
       return vectors ? of.kBlockVectors : of.kBlockElements;
     });
+    const int32_t heads = problem.heads_kv * (args.inputs.k.data && args.inputs.v.data ? 2 : 1);
+    p.by_heads = FastDivmod::of(heads);
     const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
-    const int64_t ctas = ceil_div(2 * blocks * problem.heads_kv, kBlockThreads / 32);
+    const int64_t ctas = ceil_div(blocks * heads, kBlockThreads / 32);
     const dim3 grid(static_cast<unsigned>(shape.batch),
                     static_cast<unsigned>(std::min<int64_t>(ctas, 65535)));
     const cudaError_t error = launch_kernel(kernel, grid, kBlockThreads, 0, p, stream);

@@ -15,6 +15,7 @@ struct AppendParams {
   int32_t tokens_per_cta;
   bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
   FastDivmod by_units, by_units_qk, by_units_v, by_page;  // units_qk, units_v: of a row
+  FastDivmod by_heads;                                    // of k and of v
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");
 
