@@ -65,11 +65,13 @@ class Append {
                               flashattn_tensor* descale, int32_t dim) {
       add("new tokens", from, Role::kInput, dtype_, {new_batch, d.heads_kv, tokens, dim}, &numbers);
       add("cache", cache, Role::kOutput, d.dtype_kv, {batch, d.heads_kv, rows, dim}, &numbers);
-      if (bytes_of(d.dtype_kv) == 1 && in_->one_in(2)) {
-        add("descales", descale, Role::kInput, FLASHATTN_DTYPE_F32,
-            {args.batch, d.heads_kv, blocks, 1}, &numbers, true);
+      if (args.update_descales || (bytes_of(d.dtype_kv) == 1 && in_->one_in(2))) {
+        add("descales", descale, args.update_descales ? Role::kOutput : Role::kInput,
+            FLASHATTN_DTYPE_F32, {args.batch, d.heads_kv, blocks, 1}, &numbers, true);
       }
     };
+    args.update_descales =
+        bytes_of(d.dtype_kv) == 1 && d.descale_block > 0 && given & 6 && in_->one_in(2);
     if (given & 2) add_side(&args.k, &args.k_cache, &args.descale_k, d.dim_qk);
     if (given & 4) add_side(&args.v, &args.v_cache, &args.descale_v, d.dim_v);
     draw_lengths(given & 6, rows);
@@ -170,7 +172,10 @@ class Append {
         // No two tokens of a call lie in one row.
         page = static_cast<int32_t>(b * columns + n);
         if (in_->mistake(12)) page = static_cast<int32_t>(in_->wild());
-        const bool used = tokens > 0 && n >= lens[b] / rows && n <= (lens[b] + tokens - 1) / rows;
+        // The block of the first new token may begin on an earlier page.
+        const int64_t touched =
+            args.update_descales ? lens[b] - lens[b] % facts_.desc.descale_block : lens[b];
+        const bool used = tokens > 0 && n >= touched / rows && n <= (lens[b] + tokens - 1) / rows;
         fits &= !stores || !used || (page >= 0 && page < args.pages);
       }
     }
