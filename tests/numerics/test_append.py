@@ -147,7 +147,7 @@ def expected_descales(call, name, b, n, elements):
     return before, np.where(most <= before * largest, before, least)
 
 
-F8_CACHE = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16)
+F8_CACHE = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16, dim_v=48)
 UPDATES = {
     "blocks": (F8_CACHE, Rotary(64), 1.0),
     "growing": (F8_CACHE, Rotary(64), 1e4),
@@ -161,6 +161,7 @@ UPDATES = {
                Rotary(128), 1e3),
     "packed": (F8_CACHE.replace(cu_q=[5, 0, 33]), Rotary(64), 1e3),
     "starts": (F8_CACHE.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), 1e3),
+    "padded": (F8_CACHE.replace(strides="padded", dtype="f16"), Rotary(30), 1e3),
     "odd head": (F8_CACHE.replace(dim_qk=63, dim_v=3), Rotary(20), 1e3),
     "f8 queries": (F8.replace(descale_block=32), Rotary(64), 1e3),
     "integers": (F8_CACHE.replace(dtype_kv="i8"), Rotary(64), 1.0),
