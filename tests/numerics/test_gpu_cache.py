@@ -111,6 +111,15 @@ def choices(device):
             said = ("on copies of K and V in", "need more than workspace_limit", "few queries")
             assert (info.workspace > copies) == (said[0] in why)
             found += [text for text in said if text in why]
+    workspaces = []
+    for batch in (63, 65):  # copies of 64 MiB a sequence
+        case = BASE.replace(batch=batch, lens_kv=None, seqlen_q=2048, seqlen_kv=1 << 17)
+        plan = capi.Plan(capi.descriptor(case, device))
+        info = plan.info(capi.FORWARD, capi.sizes_of(case))
+        why = capi.ffi.string(info.why).decode()
+        found += [text for text in ("on copies of K and V in", "more than 4 GiB") if text in why]
+        workspaces.append(info.workspace)
+    assert 63 << 26 <= workspaces[0] <= workspaces[1] < 5 << 30
     return " | ".join(found)
 
 
@@ -119,7 +128,8 @@ def test_copies_are_for_many_queries(device):
         pytest.skip("copies are for Hopper kernels")
     said = in_a_process(CHOICES, FLASHATTN_BACKEND=None)
     few, limit, copies = "few queries", "need more than workspace_limit", "on copies of K and V in"
-    assert said.strip().split(" | ") == [few, limit, few, limit, copies, limit]
+    assert said.strip().split(" | ") == [few, limit, few, limit, copies, limit, copies,
+                                         "more than 4 GiB"]
 
 
 @pytest.mark.skipif(not COPIES_ALONE, reason="others have kernels of their own")

@@ -12,6 +12,10 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
+// Larger copies leave the call to the decode kernels: keys are bounded by the longest sequence, so
+// that many sequences would ask for more memory than most caches have.
+constexpr int64_t kMostCopyBytes = int64_t{4} << 30;
+
 // The copies lie as (batch, seqlen_kv, heads_kv, dim) also where the cache is paged.
 Problem with_copies(const Problem& problem) {
   Problem p = problem;
@@ -44,9 +48,10 @@ bool Fp8CacheRow::pays(int64_t queries) const {
 }
 
 bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {
-  if (forced_ || pays(shape.seqlen_q)) return true;
-  *why_not = "copies of K and V in 16 bits do not pay for few queries";
-  return false;
+  const bool serves = forced_ || pays(shape.seqlen_q);
+  *why_not = serves ? "copies of K and V in 16 bits would take more than 4 GiB"
+                    : "copies of K and V in 16 bits do not pay for few queries";
+  return serves && copies(shape, nullptr).bytes <= kMostCopyBytes;
 }
 
 RowCost Fp8CacheRow::cost(const Shape& shape) const {
@@ -72,8 +77,9 @@ Fp8CacheRow::Copies Fp8CacheRow::copies(const Shape& shape, void* base) const {
 }
 
 int64_t Fp8CacheRow::workspace(const Shape& shape) const {
-  const char* why_not;
-  return supports(shape, &why_not) ? copies(shape, nullptr).bytes + rows_.workspace(shape) : 0;
+  // Also of smaller shapes, whose copies may be small enough.
+  if (!forced_ && !pays(shape.seqlen_q)) return 0;
+  return std::min(copies(shape, nullptr).bytes, kMostCopyBytes) + rows_.workspace(shape);
 }
 
 std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties* properties) const {
