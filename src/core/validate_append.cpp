@@ -92,10 +92,11 @@ void check_update(const Problem& problem, const flashattn_append_kv_args& args) 
            "update_descales = 1 has a meaning only with k or v; give one, or leave it at 0");
   }
   if (!problem.has_8bit_cache()) {
-    reject(FLASHATTN_REASON_DTYPE, "update_descales",
-           "update_descales = 1 has a meaning only with a cache of F8E4M3 or I8, and dtype_kv = %s; "
-           "leave it at 0",
-           dtype_name(problem.dtype_kv));
+    reject(
+        FLASHATTN_REASON_DTYPE, "update_descales",
+        "update_descales = 1 has a meaning only with a cache of F8E4M3 or I8, and dtype_kv = %s; "
+        "leave it at 0",
+        dtype_name(problem.dtype_kv));
   }
   if (problem.descale_block == 0) {
     reject(FLASHATTN_REASON_SIZE, "update_descales",

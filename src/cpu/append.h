@@ -157,8 +157,8 @@ inline void update_descales(const Problem& problem, const AppendArgs& args, cons
                              n * side.descale.stride_seq;
       const float made = updated_descale(most, largest, block, held, *descale);
       if (held && made != *descale) {
-        const TokenRows cached = kv_rows(problem, in, side.cache, side.descale, b, h,
-                                         to.sequence.offset_kv);
+        const TokenRows cached =
+            kv_rows(problem, in, side.cache, side.descale, b, h, to.sequence.offset_kv);
         for (int32_t j = n * block; j < before; ++j) {
           rescale_row(cached.row(j), problem.dtype_kv, *descale / made, side.dim);
         }

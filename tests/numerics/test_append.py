@@ -174,8 +174,8 @@ UPDATES = {
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", UPDATES)
 def test_descales_are_made(device, name, in_place):
-    """To the bit; and what a block held is rescaled where its descale grows. size: of new tokens."""
-    case, rotary, size = UPDATES[name]
+    """To the bit; and what a block held is rescaled where its descale grows."""
+    case, rotary, size = UPDATES[name]  # of new tokens
     call = supported(case, device, rotary, "qkv" if rotary else "kv", in_place=in_place,
                      wide="bf16" if case.dtype == "f8" else None, updates=True)
     for side in set("kv") & set(call.new):
@@ -191,7 +191,8 @@ def test_descales_are_made(device, name, in_place):
     for side in "kv":
         for b, old in enumerate(call.old):
             elements = call.turned(side, b, np.float32)
-            for n in range(old // block, -(-(old + len(elements)) // block) if len(elements) else 0):
+            end = -(-(old + len(elements)) // block) if len(elements) else 0
+            for n in range(old // block, end):
                 rows = slice(max(n * block - old, 0), (n + 1) * block - old)
                 before, after = expected_descales(call, side, b, n, elements[rows])
                 np.testing.assert_array_equal(made["descale_" + side][b, :, n], after)

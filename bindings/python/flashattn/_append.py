@@ -34,8 +34,8 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
               max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
               layout: Optional[str] = None, cache_layout: Optional[str] = None,
               descale_k: Any = None, descale_v: Any = None, descale_block: int = 0,
-              update_descales: bool = False, q_out: Any = None, lens_out: Any = None, threads: int = 0,
-              stream: Any = None, parallel: Any = None) -> Appended:
+              update_descales: bool = False, q_out: Any = None, lens_out: Any = None,
+              threads: int = 0, stream: Any = None, parallel: Any = None) -> Appended:
     """Writes new keys and values behind those in a cache, and rotates them and q.
 
         q, lens = flashattn.append_kv(k_cache, v_cache, lens, k, v, q, rotary_base=10000.0)

@@ -19,12 +19,12 @@ __device__ __forceinline__ void load_elements(const T* from, float (&x)[kCount])
     }
   } else if constexpr (sizeof(T) == 1) {
     const uint2 words = *reinterpret_cast<const uint2*>(from);
-    uint32_t pairs[4];
-    f16_of_e4m3<1>(words.x, reinterpret_cast<uint32_t(&)[2]>(pairs[0]));
-    f16_of_e4m3<1>(words.y, reinterpret_cast<uint32_t(&)[2]>(pairs[2]));
+    uint32_t pairs[2][2];
+    f16_of_e4m3<1>(words.x, pairs[0]);
+    f16_of_e4m3<1>(words.y, pairs[1]);
 #pragma unroll
     for (int n = 0; n < kCount; n += 2) {
-      const float2 two = ptx::unpack<__half>(pairs[n / 2]);
+      const float2 two = ptx::unpack<__half>(pairs[n / 4][n / 2 % 2]);
       x[n] = two.x, x[n + 1] = two.y;
     }
   } else if constexpr (sizeof(T) == 4) {

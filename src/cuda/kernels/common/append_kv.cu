@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// Numbers from `start` on, `step` apart, as a quotient and a remainder, without a division for each.
+// Numbers from `start` on, `step` apart, as a quotient and a remainder, without a division for
+// each.
 struct Walk {
   __device__ __forceinline__ Walk(int32_t start, int32_t step, FastDivmod by)
       : quotient(by.quotient(start)),
@@ -265,9 +266,9 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
   const auto load_new = [&](int64_t j, int32_t c) {
     const int32_t i = static_cast<int32_t>(j) - before;
     Unit<kPairs> unit(args, c, dim, rotary_dim);
-    unit.load_new(args, rotary_position(args, to.position, i),
-                  reinterpret_cast<const T*>(
-                      tensor_row(from, sizeof(T), b, h, to.sequence.offset_q + i)));
+    unit.load_new(
+        args, rotary_position(args, to.position, i),
+        reinterpret_cast<const T*>(tensor_row(from, sizeof(T), b, h, to.sequence.offset_q + i)));
     return unit;
   };
   const int64_t first_new = max(first, int64_t{before});
@@ -309,8 +310,8 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
 
 constexpr int kBlockThreads = 128;
 
-// Makes descales, too. blockIdx.x: the sequence. Its blocks of tokens by head, of K and of V, a warp
-// each.
+// Makes descales, too. blockIdx.x: the sequence. Its blocks of tokens by head, of K and of V, a
+// warp each.
 template <class T, int kPairs>
 __global__ void __launch_bounds__(kBlockThreads)
     append_blocks_kernel(const __grid_constant__ AppendParams params) {
@@ -390,9 +391,8 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   const bool updates = args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 &&
                        (args.inputs.k.data || args.inputs.v.data);
   if (updates) {
-    const auto kernel = with_append_kernels(args.dtype, [vectors](auto of) {
-      return vectors ? of.kBlockVectors : of.kBlockElements;
-    });
+    const auto kernel = with_append_kernels(
+        args.dtype, [vectors](auto of) { return vectors ? of.kBlockVectors : of.kBlockElements; });
     const int32_t heads = problem.heads_kv * (args.inputs.k.data && args.inputs.v.data ? 2 : 1);
     p.by_heads = FastDivmod::of(heads);
     const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
