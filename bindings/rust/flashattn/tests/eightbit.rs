@@ -5,8 +5,8 @@ mod common;
 
 use common::{assert_near, numbers};
 use flashattn::{
-    AppendInputs, AppendOutput, Array, DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, Upstream, View, ViewMut,
-    Workspace, F8E4M3,
+    AppendInputs, AppendOutput, Array, DescBuilder, Dtype, Element, Gradients, Inputs, Output,
+    Plan, Upstream, View, ViewMut, Workspace, F8E4M3,
 };
 
 const DIMS: [usize; 4] = [2, 19, 3, 16];
