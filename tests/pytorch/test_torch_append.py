@@ -104,5 +104,27 @@ def test_append_kv_is_an_operator(device):
     torch.library.opcheck(
         torch.ops.flashattn.append_kv.default,
         (caches[0], caches[1], lens, k, v, q, None, None, 10000.0, 16, False, None, None, None,
-         None, None, None, None, None, None, 0),
+         None, None, None, None, None, None, 0, False),
         test_utils=("test_schema", "test_faketensor"))
+
+
+def test_append_kv_makes_descales(device):
+    """Under torch.compile, too, which knows that they are written."""
+    def step(caches, descales, lens, k, v):
+        return fa.append_kv(*caches, lens, k, v, descale_k=descales[0], descale_v=descales[1],
+                            descale_block=1, update_descales=True).lens_kv
+
+    kind = torch.int8 if device == "cpu" else torch.float8_e4m3fn  # GPUs have no int8
+    k, v = torch.randn(2, 2, 1, 2, 16, device=device)
+    lens = torch.tensor([3, 18], device=device, dtype=torch.int32)
+    results = []
+    for run in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        caches = [torch.zeros(2, 20, 2, 16, device=device).to(kind) for _ in range(2)]
+        descales = [torch.zeros(2, 2, 20, device=device) for _ in range(2)]
+        assert run(caches, descales, lens, k, v).tolist() == [4, 19]
+        for x, cache, descale in zip((k, v), caches, descales):
+            for b, row in enumerate((3, 18)):
+                meant = cache[b, row].float() * descale[b, :, row, None]
+                assert (meant - x[b, 0]).abs().max() < 0.07 * x[b, 0].abs().max()
+        results.append([x.float() for x in caches + descales])
+    assert all(map(torch.equal, *results))
