@@ -33,10 +33,10 @@ holds, `nothing` without k and v.
   `:dhsp`)
 - `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3 or Int8:
   k times 1 / descale_k is rounded
-- `update_descales = false`: `true` makes descale_k and descale_v for the new tokens, in place: whole
-  Arrays. A block's largest magnitude over 448 (Int8: 127), with `descale_block` > 1 the next power of
-  two. Where a block grows beyond its descale, what it held is rounded again: its page must be of one
-  sequence
+- `update_descales = false`: `true` makes descale_k and descale_v, Arrays of that size in full, for the
+  new tokens: a block's largest magnitude over 448 (Int8: 127), with `descale_block` > 1 the next power
+  of two. Where a block grows beyond its descale, what it held is rounded again: its pages must be of
+  this sequence alone
 - `q_out`: written and returned as q; q itself will do
 - `lens_out`: (batch,) Int32, written and returned; lens_kv itself is incremented in place
 

@@ -58,10 +58,10 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
                 cache ("bshd"; pages "pshd")
     descale_k, descale_v  float32, broadcast to (batch, heads_kv, blocks) of descale_block tokens
                 (0: all), of an 8-bit cache: k times 1 / descale_k is rounded
-    update_descales  whether descale_k and descale_v are made for the new tokens, and written in
-                place: whole arrays. A block's largest magnitude over 448 (int8: 127), with
-                descale_block > 1 the next power of two. Where a block grows beyond its descale,
-                what it held is rounded again: its page must be of one sequence
+    update_descales  True: descale_k and descale_v, which must have that shape in full, are made
+                for the new tokens, and written: a block's largest magnitude over 448 (int8: 127),
+                with descale_block > 1 the next power of two. Where a block grows beyond its
+                descale, what it held is rounded again: its pages must be of this sequence alone
     q_out       written and returned as q; q itself will do. None: one is made
     lens_out    (batch,) int32, written and returned: lens_kv itself is incremented in place. None:
                 one is made

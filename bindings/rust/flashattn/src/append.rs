@@ -94,7 +94,7 @@ impl Plan {
         if output.lens_in_place {
             arrays[index("lens_kv")] = output.lens;
         }
-        let updates = output.descales[0].is_some();
+        let updates = output.descales.iter().any(Option::is_some);
         for (name, descale) in ["descale_k", "descale_v"].into_iter().zip(output.descales) {
             if updates {
                 arrays[index(name)] = descale;

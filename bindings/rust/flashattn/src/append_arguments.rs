@@ -339,17 +339,18 @@ impl<'a, T: Element, K: Element> AppendOutput<'a, T, K> {
         self
     }
 
-    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)) each, in place of
-    /// [`AppendInputs::descale_k`] and [`AppendInputs::descale_v`]: descales are made for the new
-    /// tokens of a cache of 8 bits. A block's largest magnitude over 448 (i8: 127), with more than
-    /// one token a block the next power of two. Where a block grows beyond its descale, what it held
-    /// is rounded again: its page must be of one sequence.
-    pub fn update_descales(
-        mut self,
-        descale_k: impl Into<ArrayMut<'a, f32>>,
-        descale_v: impl Into<ArrayMut<'a, f32>>,
-    ) -> Self {
-        self.descales = [Some(descale_k.into().raw()), Some(descale_v.into().raw())];
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)), in place of [`AppendInputs::descale_k`]:
+    /// descales are made for the new tokens of a cache of 8 bits. A block's largest magnitude over
+    /// 448 (i8: 127), with more than one token a block the next power of two. Where a block grows
+    /// beyond its descale, what it held is rounded again: its pages must be of this sequence alone.
+    pub fn descale_k(mut self, descale_k: impl Into<ArrayMut<'a, f32>>) -> Self {
+        self.descales[0] = Some(descale_k.into().raw());
+        self
+    }
+
+    /// Likewise, in place of [`AppendInputs::descale_v`]: required with v where k's are made.
+    pub fn descale_v(mut self, descale_v: impl Into<ArrayMut<'a, f32>>) -> Self {
+        self.descales[1] = Some(descale_v.into().raw());
         self
     }
 

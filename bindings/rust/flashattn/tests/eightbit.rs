@@ -109,7 +109,8 @@ fn a_cache_and_results_of_8_bits() {
             ViewMut::new(&mut k_cache, DIMS).unwrap(),
             ViewMut::new(&mut v_cache, DIMS).unwrap(),
         )
-        .update_descales(&mut descale_k, &mut descale_v),
+        .descale_k(&mut descale_k)
+        .descale_v(&mut descale_v),
     )
     .unwrap();
     assert!(descale_k.iter().chain(&descale_v).all(|x| *x > 0.0 && *x < 0.1));
