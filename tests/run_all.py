@@ -177,8 +177,7 @@ def arm(run: Run) -> Count:
     on("a64fx", "neon", FLASHATTN_CPU_ISA="sve")
     for isa, processor in ARM_PROCESSORS.items():
         env = on(processor, isa)  # by itself
-        # case8-2 takes a minute.
-        count += run.pytest(*tests, "-m", "smoke", "-k", "not case8-2", "-p", "no:faulthandler",
+        count += run.pytest(*tests, "-m", "smoke", "-p", "no:faulthandler",
                             f"--random-seed={run.seed}", env=env, python=python)
     return count
 
