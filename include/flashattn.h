@@ -635,7 +635,8 @@ typedef struct flashattn_append_kv_args {
   int32_t seqlen_kv;
   int64_t total_q;
   int64_t total_kv;
-  /* Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's. */
+  /* The type of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the
+   * plan's. */
   int32_t dtype;
   /* enum flashattn_rotary. */
   int32_t rotary;

@@ -89,7 +89,7 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
             wide = runs_here({**env, "FLASHATTN_CPU_ISA": "avx512"})
             env = run.emulated_amx(folder, env, "avx512" if wide else "baseline")
             some = [] if wide else ["-m", "smoke"]
-        # The same source, but for products of bf16: that set's run has all tests.
+        # avx512_bf16 has the same source, but for products of bf16, and its run has all tests.
         if isa == "avx512" and runs_here({**env, "FLASHATTN_CPU_ISA": "avx512_bf16"}):
             some = ["-m", "smoke"]
         if not runs_here(env):

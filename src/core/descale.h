@@ -8,22 +8,24 @@
 
 namespace flashattn {
 
-// Of a block whose largest magnitude is most. largest: what the type holds. A smaller descale would
-// have no finite inverse.
+// The least descale. A smaller one would have no finite inverse.
+constexpr float kLeastDescale = 0x1p-126f;
+
+// Returns the descale of a block whose largest magnitude is `most`. largest: the largest number of
+// the 8-bit type.
 FLASHATTN_HD float descale_of(float most, float largest) {
-  constexpr float kLeast = 0x1p-126f;
   const float descale = most / largest;
-  return descale > kLeast ? descale : most == 0 ? 1.0f : kLeast;
+  return descale > kLeastDescale ? descale : most == 0 ? 1.0f : kLeastDescale;
 }
 
-// The descale of a block of a cache that gets new tokens, of which most is the largest magnitude.
-// old: its descale, where it held some. Rescaling by a power of two rounds E4M3 no second time, but
-// for subnormal numbers.
+// Returns the descale of a cache's block that gets new tokens, whose largest magnitude is `most`.
+// held: the block has tokens already, with the descale `old`. A larger descale is a power of two,
+// so that rescaling those tokens rounds E4M3 no second time, but for subnormal numbers.
 FLASHATTN_HD float updated_descale(float most, float largest, int32_t block, bool held, float old) {
   if (held && most <= old * largest) return old;
   float descale = descale_of(most, largest);
   if (block == 1) return descale;
-  if (most == 0) return 0x1p-126f;  // whatever comes makes it grow
+  if (most == 0) return kLeastDescale;  // whatever comes makes it grow
   uint32_t bits;
   memcpy(&bits, &descale, sizeof bits);
   bits = (bits + 0x7fffff) & 0xff800000;

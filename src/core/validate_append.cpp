@@ -148,7 +148,7 @@ void check_rows(const Problem& problem, const AppendArgs& args) {
     }
     if (!stores || !problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV) || r.stored == 0) continue;
     const int32_t* const row = in.page_table + b * in.page_table_stride;
-    // What the first block held may be rounded again.
+    // Tokens that the first block holds may be rounded again.
     const int32_t first_row =
         in.lens_kv[b] - (args.update_descales ? in.lens_kv[b] % problem.descale_block : 0);
     for (int32_t n = first_row / problem.page_size; n <= (r.end - 1) / problem.page_size; ++n) {

@@ -86,20 +86,10 @@ FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
   }
 }
 
-// A row in fp32, and zeros behind it.
-FLASHATTN_INLINE void load_row(const char* in, int32_t dtype, int32_t dim, float* x) {
-  with_dtype(dtype, [&](auto tag) {
-    constexpr int32_t kDtype = decltype(tag)::value;
-    for (int32_t c = 0; c < dim; c += kWidth) {
-      store(x + c, load_first<kDtype>(in + c * kElementBytes<kDtype>, dim - c));
-    }
-  });
-}
-
-// A new row likewise, turned if angles is not NULL.
+// Loads a new row like load_row(), and turns it if angles is not NULL.
 FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32_t dim,
                                    const RotaryAngles* angles, float* x) {
-  load_row(in, args.dtype, dim, x);
+  load_row(x, in, args.dtype, dim);
   if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
 }
 
@@ -116,10 +106,10 @@ FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* o
   store_row(out, dtype_out, x, factor, dim);
 }
 
-// Multiplies elements that the cache holds, and rounds them again.
+// Multiplies a row that the cache holds, and rounds it again.
 FLASHATTN_INLINE void rescale_row(char* row, int32_t dtype, float factor, int32_t dim) {
   alignas(64) float x[kMaxDim + kWidth];
-  load_row(row, dtype, dim, x);
+  load_row(x, row, dtype, dim);
   store_row(row, dtype, x, factor, dim);
 }
 
@@ -130,8 +120,8 @@ struct AppendSide {
   bool turns;
 };
 
-// Makes the descales of the blocks that some new tokens of a sequence lie in; whole blocks, but for
-// the tokens that the first one held before.
+// Makes the descales of the blocks that some new tokens of a sequence lie in, and rescales what the
+// first of these blocks holds. No other task has new tokens in them.
 inline void update_descales(const Problem& problem, const AppendArgs& args, const AppendRows& to,
                             int32_t b, Interval tokens, const AppendSide& side) {
   const Inputs& in = args.inputs;

@@ -101,7 +101,7 @@ class DirectKv {
       if (r % head_rows == 0) {
         const Descales head =
             descales_of(block_.problem, descales, block_.b, block_.kv_head + r / head_rows);
-        if (head.data && head.block == 1) {
+        if (head.data && head.block == 1) {  // without a division for each token
           const float* of_key = head.data + keys.begin * head.stride;
           for (int32_t n = 0; n < count; ++n) units[n] = unit() * of_key[n * head.stride];
         } else {

@@ -392,6 +392,16 @@ FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
   return !any(non_finite);
 }
 
+// x[0, dim) = row, zeros behind it.
+FLASHATTN_INLINE void load_row(float* x, const char* row, int32_t dtype, int32_t dim) {
+  with_dtype(dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
+    for (int32_t c = 0; c < dim; c += kWidth) {
+      store(x + c, load_first<kDtype>(row + c * kElementBytes<kDtype>, dim - c));
+    }
+  });
+}
+
 // out[0, dim) = row * factor, in the caller's dtype: 8 bits saturate.
 FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, float factor,
                                 int32_t dim) {

@@ -58,12 +58,7 @@ class QuantizeRow {
   // x[0, dim), zeros behind it. dot, if not NULL: receives the row as given times the mean of k.
   FLASHATTN_INLINE void load_to(float* x, const char* row, double* dot) const {
     const int32_t dim = job_.dim;
-    with_wide_dtype(job_.args->dtype, [&](auto tag) {
-      constexpr int32_t kDtype = decltype(tag)::value;
-      for (int32_t c = 0; c < dim; c += kWidth) {
-        store(x + c, load_first<kDtype>(row + c * kElementBytes<kDtype>, dim - c));
-      }
-    });
+    load_row(x, row, job_.args->dtype, dim);
     if (dot) {
       *dot = 0;
       for (int32_t c = 0; c < dim; ++c) *dot += double{x[c]} * double{mean_[c]};

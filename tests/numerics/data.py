@@ -66,7 +66,7 @@ def make_bias(case, rng):
     return np.where(hidden, np.float32(-np.inf), values)
 
 
-# What the numbers of a cache of integers are multiplied by before they are rounded, given descales.
+# The numbers of a cache of integers are multiplied by this before they are rounded, given descales.
 INTEGERS = 40
 
 

@@ -753,7 +753,10 @@ Base.@kwdef struct flashattn_append_kv_args
     seqlen_kv::Int32 = 0
     total_q::Int64 = 0
     total_kv::Int64 = 0
-    "Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's."
+    """
+    The type of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the
+    plan's.
+    """
     dtype::Int32 = 0
     "enum flashattn_rotary."
     rotary::Int32 = 0

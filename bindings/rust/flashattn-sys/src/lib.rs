@@ -1194,7 +1194,8 @@ pub struct flashattn_append_kv_args {
     pub total_q: i64,
     /// `total_kv`
     pub total_kv: i64,
-    /// Of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the plan's.
+    /// The type of q, k and v: the plan's dtype; where that is F8E4M3, F32, F16 or BF16. 0: the
+    /// plan's.
     pub dtype: i32,
     /// enum flashattn_rotary.
     pub rotary: i32,

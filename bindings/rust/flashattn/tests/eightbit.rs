@@ -100,7 +100,7 @@ fn a_cache_and_results_of_8_bits() {
     let (same, _) = forward(&plain, &Inputs::new(view(&q), view(&wk8), view(&wv8)));
     assert_near(&o, &same, 1e-5);
 
-    // The same descales and integers, made by append_kv: one token of each sequence after another.
+    // append_kv makes such integers, too, and a descale for each token and head.
     let (mut k_cache, mut v_cache) = (vec![0i8; LEN], vec![0i8; LEN]);
     let (mut descale_k, mut descale_v) = ([f32::NAN; 6 * 19], [f32::NAN; 6 * 19]);
     plan.append_kv(

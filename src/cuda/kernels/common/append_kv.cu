@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   }
 }
 
-// Numbers from `start` on, `step` apart, as a quotient and a remainder, without a division for
+// The quotient and the remainder of numbers from `start` on, `step` apart, without a division for
 // each.
 struct Walk {
   __device__ __forceinline__ Walk(int32_t start, int32_t step, FastDivmod by)
@@ -115,8 +115,8 @@ __device__ __forceinline__ void for_each_unit(int64_t begin, int64_t end, FastDi
   }
 }
 
-// The new tokens of block n of a head of K or V: their descale, what that means for tokens that the
-// block held before, and the tokens. By one warp.
+// One warp appends the new tokens of block n of a head of K or V: it makes the descale, rescales
+// the tokens that the block holds if the descale grows, and stores the new ones.
 template <class T, int kPairs>
 __device__ void append_block(const AppendParams& params, const AppendRows& to, int32_t b, int32_t h,
                              int64_t n, bool is_k) {
@@ -181,8 +181,8 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
 
 constexpr int kBlockThreads = 128;
 
-// Makes descales, too. blockIdx.x: the sequence. Its blocks of tokens by head, of K and of V, a
-// warp each.
+// The kernel that makes descales. blockIdx.x: the sequence. A warp takes one block of tokens of one
+// head of K or V at a time.
 template <class T, int kPairs>
 __global__ void __launch_bounds__(kBlockThreads)
     append_blocks_kernel(const __grid_constant__ AppendParams params) {

@@ -1,5 +1,5 @@
-// What the kernels of append_kv.cu work on: elements of a row that turn together, and rows of the
-// cache.
+// The kernels of append_kv.cu work on units, which are elements of a row that turn together, and on
+// rows of the cache.
 #pragma once
 
 #include "cuda/device/elements.cuh"
