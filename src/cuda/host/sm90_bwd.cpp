@@ -174,6 +174,7 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
 
 bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
   if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
+  if (hopper_dbias_.accepts(args)) return false;  // it is faster
   // A sequence's own gradient ends where it does: nothing beside it may be cleared.
   if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
   // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
@@ -285,9 +286,6 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    if (kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered())
-      return "; the gradient of the bias by the same kernel, unless lengths differ or queries are "
-             "summed";
     return hopper_dbias_.counters() > 0
                ? "; a Hopper kernel sums the gradient of the bias in order, unless over queries"
                : "; a portable kernel computes the gradient of the bias";
