@@ -127,6 +127,10 @@ def block_masks():
                    density=0.04, **more)
     yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
                backward=True)
+    # Tiles of a GPU's kernels that are whole but for the blocks, which they cut.
+    for n, dim in enumerate((64, 128)):
+        whole = dict(seqlen_q=128, seqlen_kv=256, dtype=DTYPES[1 + n % 2], backward=True)
+        yield Case(heads_q=2, dim_qk=dim, blocks=((48, 40), (32, 64))[n], **whole)
 
 
 def trees():
