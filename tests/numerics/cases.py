@@ -127,10 +127,18 @@ def block_masks():
                    density=0.04, **more)
     yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
                backward=True)
-    # Tiles of a GPU's kernels that are whole but for the blocks, which they cut.
-    for n, dim in enumerate((64, 128)):
+    # Tiles of a GPU's kernels that are whole but for the blocks, which they cut; large heads.
+    for n, dim in enumerate((64, 128, 256)):
         whole = dict(seqlen_q=128, seqlen_kv=256, dtype=DTYPES[1 + n % 2], backward=True)
-        yield Case(heads_q=2, dim_qk=dim, blocks=((48, 40), (32, 64))[n], **whole)
+        yield Case(heads_q=2, dim_qk=dim, blocks=((48, 40), (32, 64), (16, 24))[n], **whole)
+    large = Case(batch=2, seqlen_q=150, seqlen_kv=420, heads_q=2, dim_qk=256, dtype="bf16",
+                 backward=True)
+    yield large.replace(blocks=(64, 64), density=0.3, heads_q=4, heads_kv=2, determinism=1)
+    yield large.replace(blocks=(128, 128), lens_q=[150, 64], lens_kv=[300, 65], causal=True)
+    yield large.replace(blocks=(5, 300), density=0.7, window=(200, 9), sink=True, dsink=True)
+    yield large.replace(blocks=(64, 128), density=0.3, cu_q=[130, 0, 64], cu_kv=[300, 40, 257],
+                        amplitude=40.0, dtype="f16")
+    yield large.replace(blocks=(64, 64), density=0.5, dim_qk=192, dim_v=128, dlse=True)
 
 
 def trees():

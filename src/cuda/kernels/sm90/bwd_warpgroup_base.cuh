@@ -153,9 +153,11 @@ class BwdWarpgroupBase {
     }
     if constexpr (Config::kSplitsBlockMask) {
       const int32_t bit = block_mask_bit(work_tile(), q_coord / kCoordHead, tile);
-      if (!(work_tile().full_tiles[consumer_][bit / 32] >> bit % 32 & 1))
+      const int32_t span =
+          Config::kSplitRoles ? static_cast<int32_t>(cta_rank<Config>()) : consumer_;
+      if (!(work_tile().full_tiles[span][bit / 32] >> bit % 32 & 1))
         kind = (kind & ~kFull) | kPartlyMasked;
-      if (!(work_tile().visible_tiles[consumer_][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
+      if (!(work_tile().visible_tiles[span][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
     }
     return kind;
   }
