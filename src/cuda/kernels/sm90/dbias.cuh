@@ -1,6 +1,6 @@
 // The gradient of a dense bias on Hopper: dS, summed over the sequences and heads that share the
 // bias. It recomputes dS of what the backward kernel has computed, as sm80/dbias.cuh does, so that
-// the sums have a fixed order and nothing need be cleared.
+// the sums have a fixed order, see summand(), and nothing need be cleared.
 //
 // Params: those of the backward kernel, but for two fields. stream_k: tiles are 128 queries x
 // kTileKv keys of the gradient; iterations are the sequences and heads that are summed into one.
@@ -39,8 +39,10 @@ class DbiasProducer {
         params_, storage_.cta_idx, [&](const DbiasTile& tile, const StreamK::Partial& partial) {
           const int32_t heads = tile.heads.end - tile.heads.begin;
 #pragma unroll 1
-          for (int32_t n = partial.begin; n < partial.end; ++n)
-            load(tile, tile.batches.begin + n / heads, tile.heads.begin + n % heads);
+          for (int32_t n = partial.begin; n < partial.end; ++n) {
+            const int32_t x = summand(params_.stream_k, partial, n);
+            load(tile, tile.batches.begin + x / heads, tile.heads.begin + x % heads);
+          }
           storage_.qk.producer_acquire(state_);
           storage_.steps[state_.stage()].end = 1;
           storage_.qk.producer_commit(state_);

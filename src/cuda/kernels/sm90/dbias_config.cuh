@@ -94,6 +94,26 @@ __device__ __forceinline__ DbiasTile dbias_tile(const BackwardParams& params, in
   return t;
 }
 
+// What iteration n of a partial adds: in a tile that is split, the sequences and heads in the order
+// in which its CTAs, which begin at once, come to them. So CTAs of different tiles load the same at
+// about the same time, from L2.
+__device__ __forceinline__ int32_t summand(const StreamK& stream_k, const StreamK::Partial& partial,
+                                           int32_t n) {
+  if (partial.count == 1) return n;
+  const FastDivmod& item = stream_k.item_iterations;
+  const int32_t first = partial.split_tile * stream_k.tile_iterations.divisor, own = first + n;
+  // Iterations of a work item before this one.
+  const int32_t items = item.quotient(own), time = own - items * item.divisor;
+  // Those of the first x iterations of all tiles that come earlier in their work items.
+  const auto earlier = [&](int32_t x) {
+    const int32_t whole = item.quotient(x);
+    return whole * time + min(x - whole * item.divisor, time);
+  };
+  const int32_t before = item.quotient(first);  // work items, up to their iteration at this time
+  const int32_t past = first - before * item.divisor > time;
+  return earlier(first + stream_k.tile_iterations.divisor) - earlier(first) + items - before - past;
+}
+
 // Calls work(tile, partial) for each run of iterations that the CTA computes: first for whole
 // tiles, then for its share of the tiles that are split.
 template <class Config, class Work>
