@@ -48,3 +48,16 @@ def bias_tiles():
     yield base.replace(batch=5, seqlen_q=300, seqlen_kv=320, heads_q=4, bias="f32", dim_qk=128,
                        bias_dims="hr", dbias="hr", determinism=1)
     yield base.replace(seqlen_kv=270, bias="f32", dbias="hr")  # rows that do not
+    # Sums in order: of more sequences than a GPU's tiles, so that CTAs share a tile; over heads; of
+    # lengths, which end before the bias does.
+    once = base.replace(bias_dims="hr", dbias="hr", determinism=1)
+    yield once.replace(batch=30, seqlen_q=40, seqlen_kv=100, bias="f32", bias_empty=0.2)
+    yield once.replace(batch=9, heads_q=3, seqlen_q=70, seqlen_kv=140, bias_dims="r", dbias="r",
+                       causal=True, dtype="f16", bias="f16")
+    yield once.replace(batch=6, heads_q=1, seqlen_kv=270, lens_q=[70, 3, 0, 150, 64, 1],
+                       lens_kv=[140, 7, 128, 0, 270, 1], bias="f32", dlse=True)
+    yield once.replace(cu_q=[70, 5, 0, 130, 64], cu_kv=[80, 160, 16, 144, 3], dim_qk=128,
+                       dim_v=96, causal=True)
+    yield once.replace(batch=5, seqlen_q=70, seqlen_kv=131, dim_qk=256, dim_v=192, bias="f32")
+    yield once.replace(batch=3, heads_q=4, heads_kv=2, dim_qk=32, dim_v=32, window=(40, 9),
+                       amplitude=30.0, dtype_o="f32")

@@ -1,5 +1,6 @@
 """The listed cases, by theme: odd on purpose, since kernels fail at the edges of tiles."""
 from .bias_cases import biases, bias_tiles
+from .block_cases import block_masks
 from .case import DTYPES, Case
 
 EDGES = (63, 64, 65)          # around the tile edges of the kernels
@@ -110,23 +111,6 @@ def chunks():
             yield Case(seqlen_q=rows, seqlen_kv=keys, heads_q=2, heads_kv=1, dim_qk=16,
                        chunk=chunk, causal=m != 1, top_left=(n + m) % 3 == 0,
                        window=(9, 9) if n % 3 == 1 else None, backward=True)
-
-
-def block_masks():
-    sizes = [(1, 1), (3, 5), (16, 16), (64, 64), (128, 32), (1000, 7), (65, 63)]
-    for n, blocks in enumerate(sizes):
-        yield Case(batch=2, seqlen_q=131, seqlen_kv=150, heads_q=2, dim_qk=16, blocks=blocks,
-                   block_dims=("bh", "h", "b", "")[n % 4], causal=n % 2 == 1, backward=True,
-                   strides=("packed", "padded")[n // 2 % 2], dtype=DTYPES[n % 3])
-    yield Case(seqlen_q=130, seqlen_kv=130, dim_qk=16, blocks=(32, 32), density=0.0, backward=True)
-    # Long stretches without a block, and blocks that tiles of a kernel cut.
-    for sizes, dtype, more in (((64, 128), "bf16", {}), ((128, 64), "f16", dict(causal=True)),
-                               ((16, 24), "bf16", dict(window=(2000, 10), dropout=0.2)),
-                               ((256, 512), "bf16", dict(bias="u8", bias_empty=0.2, sink=True))):
-        yield Case(seqlen_q=300, seqlen_kv=5000, heads_q=2, dim_qk=64, dtype=dtype, blocks=sizes,
-                   density=0.04, **more)
-    yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
-               backward=True)
 
 
 def trees():

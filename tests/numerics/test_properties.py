@@ -22,6 +22,8 @@ RICH = [
     BASE.replace(backward=True, bias="f32", dbias="r", sink=True, dsink=True, dtype="f16"),
     BASE.replace(cu_q=[70, 1, 33], cu_kv=[90, 257, 33], backward=True, bias="f32", bias_dims="",
                  dbias="", sink=True, dsink=True, causal=True),
+    BASE.replace(batch=12, seqlen_kv=208, heads_q=1, heads_kv=1, dim_qk=64, backward=True,
+                 dtype="bf16", bias="bf16", bias_dims="hr", dbias="hr"),
     BASE.replace(seqlen_q=1, lens_kv=[203, 65], page_size=16, dim_qk=64, dim_v=64),
     BASE.replace(seqlen_q=3, seqlen_kv=799, splits=5, heads_q=1, heads_kv=1)]
 

@@ -99,6 +99,7 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, S
       main_(make(find(problem, kind, backward_table()))),
       two_warpgroup_(make(find_two_warpgroup(problem, kind))),
       dbias_(problem, device),
+      hopper_dbias_(problem_, device, *main_.choice.entry),
       softcap_(softcap_with_derivative(problem)) {
   if (kind == ScoreModKind::kDenseBias && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     throw_on(preload_clear_dbias(), "cudaFuncGetAttributes");
@@ -165,7 +166,7 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
-  const bool is_stream_k = p.common.arrived_count > 0;
+  const bool is_stream_k = p.common.arrived_count > hopper_dbias_.counters();
   if (is_stream_k && heads * kStreamKMultiprocessors < int64_t{multiprocessors_} * kStreamKHeads)
     return false;
   return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
@@ -173,6 +174,7 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
 
 bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
   if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
+  if (hopper_dbias_.accepts(args)) return false;  // it is faster
   // A sequence's own gradient ends where it does: nothing beside it may be cleared.
   if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
   // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
@@ -252,9 +254,10 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.max_q_tiles, kPartialCost);
     const int64_t most = std::min<int64_t>(clusters, steps) * entry.cluster_size;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
-    common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
   }
+  common.arrived_count += hopper_dbias_.counters();
+  if (common.arrived_count > 0) common.arrived = workspace.take<int32_t>(common.arrived_count);
   PreprocessProgress* const progress = workspace.take<PreprocessProgress>(1);
   const bool early = starts_early(entry, args, p);
   if (early) p.preprocess = progress;
@@ -283,9 +286,8 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    return kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered()
-               ? "; the gradient of the bias by the same kernel, unless lengths differ or queries "
-                 "are summed"
+    return hopper_dbias_.counters() > 0
+               ? "; a Hopper kernel sums the gradient of the bias in order, unless over queries"
                : "; a portable kernel computes the gradient of the bias";
   }
   BackwardArgs args{};
@@ -431,7 +433,11 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                                        "launching the conversion of dq")) {
     return status;
   }
-  if (p.adds_dbias) p.common.args.dbias = nullptr;  // it is made
+  const bool sums_dbias = !p.adds_dbias && hopper_dbias_.accepts(args);
+  if (sums_dbias) {
+    if (const int32_t status = hopper_dbias_.launch(p, stream)) return status;
+  }
+  if (p.adds_dbias || sums_dbias) p.common.args.dbias = nullptr;  // it is made
   return dbias_.launch_with_dsink(p.common, stream);
 }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/host/bwd_common.h"
 #include "cuda/host/kernel_row.h"
+#include "cuda/host/sm90_dbias.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 #include "cuda/kernels/sm90/table.h"
@@ -45,7 +46,7 @@ class BackwardKernels final : public BackwardRow {
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
-  // Whether the kernel makes the gradient of the bias, not dbias_.
+  // Whether the kernel makes the gradient of the bias, not hopper_dbias_ or dbias_.
   bool adds_dbias(const BackwardArgs& args) const;
   // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
@@ -62,6 +63,7 @@ class BackwardKernels final : public BackwardRow {
   const int64_t l2_bytes_;
   const Kernel main_, two_warpgroup_;  // two_warpgroup_: the two-warpgroup kernel, for many queries
   const Dbias dbias_;
+  const DbiasKernel hopper_dbias_;
   const SoftcapWithDerivative softcap_;
 };
 

@@ -21,7 +21,8 @@ ScoreModKind score_mod_of(const Problem& p) {
   const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool has_dropout = p.dropout_threshold() != 0;
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
-  if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
+  if (has_block_mask_alone(p) && std::max(p.dim_qk, p.dim_v) <= kMaxBlockMaskDim && p.scale >= 0 &&
+      p.dtype_o != FLASHATTN_DTYPE_F32)
     return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
@@ -132,8 +133,7 @@ bool needs_runtime_kernel(const Problem& p) {
 
 bool has_block_mask_alone(const Problem& p) {
   return p.has_mask(FLASHATTN_MASK_BLOCKS) && !p.has_mask(FLASHATTN_MASK_TREE) && p.bias == 0 &&
-         p.softcap == 0 && p.dropout_threshold() == 0 && p.dim_qk <= kMaxBlockMaskDim &&
-         p.dim_v <= kMaxBlockMaskDim;
+         p.softcap == 0 && p.dropout_threshold() == 0;
 }
 
 bool has_dense_bias_alone(const Problem& p) {

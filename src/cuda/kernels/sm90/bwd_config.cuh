@@ -25,7 +25,7 @@ struct BwdTileConfig {
   // kIsRuntime: dense bias, any combination.
   static constexpr bool kIsRuntime = ScoreMod::kIsRuntime && ScoreMod::kReadsMemory;
   // kHasBlockMask: Q tiles that a block mask hides are left out. kSplitsBlockMask: each consumer
-  // asks for its own keys.
+  // asks for its own keys, see kBlockMaskSpans.
   static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
   static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
@@ -101,9 +101,10 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   static constexpr bool kOverlapPreprocess = true;  // starts before all heads are preprocessed
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
-  // lose 3 %.
+  // lose 3 %, but for a block mask, of which blocks may be as small as a consumer's keys.
   static constexpr bool kSkipMaskedTiles =
-      kDim == 128 && !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory);
+      !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory) &&
+      (kDim == 128 || ScoreMod::template kHas<BlockMask>);
   // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128
   // would lose 0.3 %.
   static constexpr bool kLargeLseApart = ScoreMod::kIsPlain && kDim == 64;
@@ -146,10 +147,14 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kAccRegs = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
   // dQ subtiles, 64 columns each, that are accumulated at once: dS is read once for all of them.
   static constexpr int kDqSubtilesAtOnce = kTwoCta && !kIsRuntime ? 2 : 1;
-  static constexpr int kProducerRegisters = kDqSubtilesAtOnce > 1 ? 24 : 32;
+  // The scheduler of a block mask needs some more.
+  static constexpr int kProducerRegisters =
+      kDqSubtilesAtOnce > 1 && !Tiles::kHasBlockMask ? 24 : 32;
   static constexpr int kDqRegisters = kDqSubtilesAtOnce > 1 ? 96 : 64;
-  static constexpr int kSoftmaxRegisters =
-      kDqSubtilesAtOnce > 1 ? 200 : 216;  // of the consumer of P
+  static constexpr int kSoftmaxRegisters =  // of the consumer of P
+      kDqSubtilesAtOnce == 1 ? 216
+      : Tiles::kHasBlockMask ? 192
+                             : 200;
   static constexpr int kConsumerRegisters = kDqSubtilesAtOnce > 1 ? 192 : 200;
 
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
@@ -217,9 +222,12 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// Spans of keys that a block mask is looked up for, and the words that hold a bit of each Q tile.
+// Spans of keys that a block mask is looked up for: one per consumer or, where both consumers of a
+// CTA have all of its keys, one per CTA. Then the words that hold a bit of each Q tile.
 template <class Config>
-constexpr int kBlockMaskSpans = Config::kSplitsBlockMask ? Config::kConsumers : 1;
+constexpr int kBlockMaskSpans = !Config::kSplitsBlockMask ? 1
+                                : Config::kSplitRoles     ? kClusterSize<Config>
+                                                          : Config::kConsumers;
 template <class Config>
 constexpr int kBlockMaskWords = Config::kHasBlockMask ? kMaxBlockMaskTiles / 32 : 1;
 

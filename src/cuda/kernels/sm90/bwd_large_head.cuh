@@ -102,7 +102,8 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     typename BwdScoreMod<Config>::TilePrefetch prefetched;
     storage_.q.consumer_wait(q_state());
     this->template gemm_ss<Config::kDimQk>(s, ptx::SmemDescriptor::at(shared_, 0), q());
-    score_mod_.prefetch(prefetched, q_coord);
+    if (!Config::kSplitsBlockMask || (kMasked && (kind & Base::kPartlyMasked)))
+      score_mod_.prefetch(prefetched, q_coord);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
     typename BwdScoreMod<Config>::Lse lse;

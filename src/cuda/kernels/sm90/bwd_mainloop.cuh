@@ -39,14 +39,14 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
         this->find_visible_queries();
         if (kind != kNoTile) this->zero_k_tail(q_state_, k_address_ - consumer_ * 64 * 128);
       }
-      if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile, [] {});
+      if (Config::kPrefetchS) start_s_gemm(s, needs_s(kind), [] {});
       if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     };
     const auto mainloop = [&] {
       SoftcapRange range{true, true};
       while (kind != kNoTile && !(Config::kLargeLseApart && (kind & Base::kLargeLse))) {
         if (Config::kSkipMaskedTiles && (kind & kFullyMasked)) {
-          skip_tile(q_coord, kind, prefetched);
+          skip_tile(s, q_coord, kind, prefetched);
           continue;
         }
         SoftcapRange of_tile = range;
@@ -99,6 +99,11 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     for_each_mma_n([&](auto mma_n) {
       this->template gemm_ss<kDim>(s[mma_n], k(), valid ? this->q(q_state_, mma_n) : k());
     });
+  }
+
+  // Whether a step follows that uses S of the Q tile.
+  static __device__ __forceinline__ bool needs_s(uint32_t kind) {
+    return kind != kNoTile && !(Config::kSkipMaskedTiles && (kind & kFullyMasked));
   }
 
   static __device__ __forceinline__ void wait_and_fence(STiles& s) {
@@ -166,19 +171,21 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       this->gemm_rs(dkdv_.dk, ds[mma_n], this->q(at, mma_n));
     });
     q_state_.advance();
-    if (Config::kPrefetchS) start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
+    if (Config::kPrefetchS && !Config::kSkipMaskedTiles)
+      start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
     advance(q_coord, kind, prefetched);
+    if (Config::kPrefetchS && Config::kSkipMaskedTiles) start_s_gemm(s, needs_s(kind), [] {});
     ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
     ptx::reg_fence(dkdv_.dk);
     if (leader()) storage_.q.consumer_release(at);
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
-  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys.
-  __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
+  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys. Its S has
+  // not been issued.
+  __device__ __forceinline__ void skip_tile(STiles& s, int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
-    static_assert(!Config::kSkipMaskedTiles || (!Config::kPrefetchS && kMmasN == 1),
-                  "skip_tile() needs kPrefetchS == false: a prefetched S would be lost");
+    static_assert(!Config::kSkipMaskedTiles || kMmasN == 1, "dS of one slice is stored");
     const QState at = q_state_;
     // Every warp waits for each phase before the leader releases the stage: a warp that missed a
     // phase would take the next but one for it.
@@ -197,6 +204,10 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     }
     q_state_.advance();
     advance(q_coord, kind, prefetched);
+    if (Config::kPrefetchS) {
+      start_s_gemm(s, needs_s(kind), [] {});
+      wait_and_fence(s);
+    }
   }
 
   // Advances q_coord and kind, and draws the next tile's dropout: in the next step D = 128 lacks

@@ -83,12 +83,13 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Finds the queries that see each key, unless all see all. The two-warpgroup kernel always needs
-  // them: it masks the first Q tile in any case.
+  // Finds the queries that see each key, unless all see all. Two kernels always need them: the one
+  // of two warpgroups masks the first Q tile in any case, that of a block mask what it hides in
+  // part.
   __device__ __forceinline__ void find_visible_queries() const {
     const bool all =
         full().begin <= work_tile().q_tiles.begin && full().end >= work_tile().q_tiles.end;
-    if (all && !Config::kConsumersComputeDq) return;
+    if (all && !Config::kConsumersComputeDq && !Config::kSplitsBlockMask) return;
     const Lengths len{work_tile().len.q, work_tile().len.kv};
     const int32_t key = work_tile().key, keys = work_tile().keys;
     if (lane() < 16) {
@@ -152,9 +153,11 @@ class BwdWarpgroupBase {
     }
     if constexpr (Config::kSplitsBlockMask) {
       const int32_t bit = block_mask_bit(work_tile(), q_coord / kCoordHead, tile);
-      if (!(work_tile().full_tiles[consumer_][bit / 32] >> bit % 32 & 1))
+      const int32_t span =
+          Config::kSplitRoles ? static_cast<int32_t>(cta_rank<Config>()) : consumer_;
+      if (!(work_tile().full_tiles[span][bit / 32] >> bit % 32 & 1))
         kind = (kind & ~kFull) | kPartlyMasked;
-      if (!(work_tile().visible_tiles[consumer_][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
+      if (!(work_tile().visible_tiles[span][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
     }
     return kind;
   }

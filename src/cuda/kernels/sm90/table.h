@@ -41,8 +41,7 @@ struct BackwardEntry {
 
 // Whether only kernels of ScoreModKind::kRuntime, in both passes, compute the problem.
 bool needs_runtime_kernel(const Problem& problem);
-// Whether a block mask is all that the problem has beside a scale and a mask by position, and its
-// heads have kernels of ScoreModKind::kBlockMask.
+// Whether a block mask is all that the problem has beside a scale and a mask by position.
 bool has_block_mask_alone(const Problem& problem);
 // Whether a dense bias is all that the problem has beside a scale and a mask by position, and
 // kernels of ScoreModKind::kDenseBias take its type.

@@ -1,0 +1,30 @@
+// The Hopper kernel for the gradient of a dense bias, after a backward kernel of a Hopper row.
+#pragma once
+
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/sm90/table.h"
+
+namespace flashattn::cuda::sm90 {
+
+class DbiasKernel {
+ public:
+  // backward: the row's kernel, whose tensor maps and row statistics it takes.
+  DbiasKernel(const Problem& problem, const Device& device, const BackwardEntry& backward);
+
+  // Whether it makes dbias of a call: it does not sum over queries, and the bias is the same for
+  // all that is summed.
+  bool accepts(const BackwardArgs& args) const;
+
+  // The numbers in the workspace that it needs cleared.
+  int32_t counters() const;
+
+  // p: of the backward kernel; of the cleared numbers it has the last counters().
+  int32_t launch(BackwardParams p, cudaStream_t stream) const;
+
+ private:
+  const Problem& problem_;
+  const int32_t multiprocessors_;
+  const BackwardEntry* entry_;  // NULL: there is none for the problem
+};
+
+}  // namespace flashattn::cuda::sm90

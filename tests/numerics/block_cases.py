@@ -1,0 +1,31 @@
+"""Cases of a block mask: sizes of blocks beside those of kernels' tiles, and what it hides."""
+from .case import DTYPES, Case
+
+
+def block_masks():
+    sizes = [(1, 1), (3, 5), (16, 16), (64, 64), (128, 32), (1000, 7), (65, 63)]
+    for n, blocks in enumerate(sizes):
+        yield Case(batch=2, seqlen_q=131, seqlen_kv=150, heads_q=2, dim_qk=16, blocks=blocks,
+                   block_dims=("bh", "h", "b", "")[n % 4], causal=n % 2 == 1, backward=True,
+                   strides=("packed", "padded")[n // 2 % 2], dtype=DTYPES[n % 3])
+    yield Case(seqlen_q=130, seqlen_kv=130, dim_qk=16, blocks=(32, 32), density=0.0, backward=True)
+    # Long stretches without a block, and blocks that tiles of a kernel cut.
+    for sizes, dtype, more in (((64, 128), "bf16", {}), ((128, 64), "f16", dict(causal=True)),
+                               ((16, 24), "bf16", dict(window=(2000, 10), dropout=0.2)),
+                               ((256, 512), "bf16", dict(bias="u8", bias_empty=0.2, sink=True))):
+        yield Case(seqlen_q=300, seqlen_kv=5000, heads_q=2, dim_qk=64, dtype=dtype, blocks=sizes,
+                   density=0.04, **more)
+    yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
+               backward=True)
+    # Tiles of a GPU's kernels that are whole but for the blocks, which they cut; large heads.
+    for n, dim in enumerate((64, 128, 256)):
+        whole = dict(seqlen_q=128, seqlen_kv=256, dtype=DTYPES[1 + n % 2], backward=True)
+        yield Case(heads_q=2, dim_qk=dim, blocks=((48, 40), (32, 64), (16, 24))[n], **whole)
+    large = Case(batch=2, seqlen_q=150, seqlen_kv=420, heads_q=2, dim_qk=256, dtype="bf16",
+                 backward=True)
+    yield large.replace(blocks=(64, 64), density=0.3, heads_q=4, heads_kv=2, determinism=1)
+    yield large.replace(blocks=(128, 128), lens_q=[150, 64], lens_kv=[300, 65], causal=True)
+    yield large.replace(blocks=(5, 300), density=0.7, window=(200, 9), sink=True, dsink=True)
+    yield large.replace(blocks=(64, 128), density=0.3, cu_q=[130, 0, 64], cu_kv=[300, 40, 257],
+                        amplitude=40.0, dtype="f16")
+    yield large.replace(blocks=(64, 64), density=0.5, dim_qk=192, dim_v=128, dlse=True)
