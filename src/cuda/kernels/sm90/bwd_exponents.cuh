@@ -51,15 +51,9 @@ class BwdExponents : BwdWarpgroupBase<Config> {
 
   // The range of a Q tile. largest: of the magnitudes of a lane's products.
   __device__ __forceinline__ void update(SoftcapRange& range, float largest) const {
-    range.cubic = range.cubic && is_cubic(largest);
-    range.quintic = range.cubic || is_quintic(largest);
-  }
-  // Whether a polynomial serves for all products of the warp.
-  __device__ __forceinline__ bool is_cubic(float largest) const {
-    return __all_sync(~0u, !(largest >= params_.softcap.poly3_limit));
-  }
-  __device__ __forceinline__ bool is_quintic(float largest) const {
-    return __all_sync(~0u, !(largest >= params_.softcap.poly5_limit));
+    const SoftcapWithDerivative& fit = params_.softcap;
+    range.cubic = range.cubic && __all_sync(~0u, !(largest >= fit.poly3_limit));
+    range.quintic = range.cubic || __all_sync(~0u, !(largest >= fit.poly5_limit));
   }
 
   // Softcap alone, by the polynomial of a degree.

@@ -218,14 +218,10 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         return finish(false, exponents_.alibi(q_coord, slot, mma_n));
     }
     if constexpr (kHasPolynomials) {
-      const float largest = kFindsRange ? max_abs(s) : 0.0f;
-      if (range.cubic) {
-        const bool cubic = !kFindsRange || exponents_.is_cubic(largest);
-        // Masked tiles are few, and code is short of room: no cubic.
-        if (!kMasked && cubic) return finish(true, exponents_.template softcap<3>(slot, mma_n));
-        if (kFindsRange) range.cubic = cubic;
-      }
-      if (!large_lse && (kFindsRange ? exponents_.is_quintic(largest) : range.quintic))
+      if (kFindsRange) exponents_.update(range, max_abs(s));
+      // Masked tiles are few, and code is short of room: no cubic.
+      if (!kMasked && range.cubic) return finish(true, exponents_.template softcap<3>(slot, mma_n));
+      if (!large_lse && range.quintic)
         return finish(true, exponents_.template softcap<5>(slot, mma_n));
     }
     finish(exponents_.has_derivative(),
