@@ -46,6 +46,16 @@ CASES = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change)
 CASES += [BASE.replace(dim_qk=(128, 64, 256)[n % 3], **change) for n, change in enumerate(MANY)]
 CASES += [BASE.replace(dim_qk=a, dim_v=b, splits=2) for a, b in
           ((16, 16), (32, 64), (48, 80), (96, 96), (192, 128), (80, 208))]
+# 17 to 64 rows, whose warps lie side by side or share the columns; pages of several sizes.
+CASES += [BASE.replace(dim_qk=dim, **change) for dim, change in (
+    (64, dict(seqlen_q=8, page_size=24)), (64, dict(seqlen_q=16, splits=2, **BLOCKS)),
+    (64, dict(seqlen_q=13, causal=True, page_size=8, hidden=0.4)),
+    (128, dict(seqlen_q=8, causal=True, page_size=16, **BLOCKS)),
+    (128, dict(seqlen_q=5, page_size=5)),
+    (128, dict(seqlen_q=16, page_size=32, splits=3)), (128, dict(seqlen_q=14, window=(300, 0))),
+    (256, dict(seqlen_q=8, page_size=16, splits=3)),
+    (256, dict(seqlen_q=16, causal=True, **BLOCKS)),
+    (256, dict(seqlen_q=6, tree=30, page_size=3)), (192, dict(seqlen_q=7, dtype="f16", dim_v=160)))]
 CASES += [BASE.replace(batch=1, seqlen_kv=4200, lens_kv=None),  # the deep pipeline
           BASE.replace(seqlen_kv=4100, lens_kv=[4100, 300], dtype="f16", splits=2, **BLOCKS)]
 
