@@ -4,7 +4,7 @@
 //
 // Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
 // row maxima, sums and O of its own keys, which are combined at the end. kStages tiles of K and of
-// V are in flight; a buffer is refilled as soon as all warps have read it.
+// V are in flight; a buffer is refilled once all warps have read it.
 //
 // E4M3: kDimSplit warps may share rows and keys. Each converts its range of K's and of V's columns:
 // it sums Q K^T over that range, and has those columns of O. They exchange the sums.
@@ -43,6 +43,9 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
   static constexpr int kMmaM = Config::kMmaM;
+  // Groups of cp.async behind that of the K or V that is waited for. E4M3: a buffer is refilled
+  // behind the next barrier that there is anyway, half a tile later.
+  static constexpr int kPending = 2 * kStages - (kIsE4m3 ? 2 : 1);
   static constexpr int kDimSplit = Config::kDimSplit, kWarpDimV = Config::kWarpDimV;
 
  public:
@@ -73,8 +76,6 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
 
  private:
   __device__ __forceinline__ void mainloop() {
-    const Inputs& in = params_.args.inputs;
-    const Problem& problem = params_.problem;
     const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
@@ -84,13 +85,16 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
     ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
     // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
-      const int32_t stage = tile & (kStages - 1), next = tile + kStages;
-      const typename Config::KTile k{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
-      const typename Config::VTile v{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
+      const int32_t stage = tile & (kStages - 1);
+      const auto k = k_tile(tile);
+      const auto v = v_tile(tile);
       ScoreFragment s = {};
       if (tile >= first) {
-        ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // K has arrived
+        ptx::cp_async_wait<kPending>();
+        __syncthreads();  // K has arrived; all warps have read the V before
+      }
+      if constexpr (kIsE4m3) refill_v(tile - 1, first, end);
+      if (tile >= first) {
         if constexpr (kIsE4m3) {
           if (tile == first) {
             cache_.prepare_q(q, *this);
@@ -101,39 +105,65 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
           multiply_q_k(s, q, k);
           if constexpr (kIsE4m3) cache_.scale_scores(s, stage, first_key(), rows_of_lane());
         }
-        __syncthreads();  // all warps have read K
+        if constexpr (!kIsE4m3) __syncthreads();  // all warps have read K
       }
-      if (next < end) {
-        load_tile(k, in.k, k_, problem.dim_qk, next);
-        if constexpr (kIsE4m3) cache_.prefetch(Cache::kK, stage, *this, next * kTileKv);
-        prefetch_pages(next + kStages);
-      }
-      ptx::cp_async_commit();
+      if constexpr (!kIsE4m3) refill_k(tile, end);
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
           mask(s, tile * kTileKv + key_group() * kWarpKv);
           softmax(s);
         }
-        ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // V has arrived
+        ptx::cp_async_wait<kPending>();
+        __syncthreads();  // V has arrived; all warps have read K
+      }
+      if constexpr (kIsE4m3) refill_k(tile, end);
+      if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
             cache_.scale_weights(s, o_, stage, first_key(), key_group() * kWarpKv, lane_);
           }
           multiply_p_v(s, v);
         }
-        __syncthreads();  // all warps have read V
+        if constexpr (!kIsE4m3) __syncthreads();  // all warps have read V
       }
-      if (next < end) {
-        load_tile(v, in.v, v_, problem.dim_v, next);
-        if constexpr (kIsE4m3) cache_.prefetch(Cache::kV, stage, *this, next * kTileKv);
-      }
-      ptx::cp_async_commit();
+      if constexpr (!kIsE4m3) refill_v(tile, first, end);
     }
     ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also if there was no key
+  }
+
+  __device__ __forceinline__ auto k_tile(int32_t tile) const {
+    const int stage = tile & (kStages - 1);
+    return typename Config::KTile{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
+  }
+  __device__ __forceinline__ auto v_tile(int32_t tile) const {
+    const int stage = tile & (kStages - 1);
+    return typename Config::VTile{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
+  }
+
+  // Starts loading the tile that takes the buffer of a tile. Every call is a group of cp.async.
+  __device__ __forceinline__ void refill_k(int32_t tile, int32_t end) const {
+    const int32_t next = tile + kStages;
+    if (next < end) {
+      load_tile(k_tile(tile), params_.args.inputs.k, k_, params_.problem.dim_qk, next);
+      if constexpr (kIsE4m3) {
+        cache_.prefetch(Cache::kK, tile & (kStages - 1), *this, next * kTileKv);
+      }
+      prefetch_pages(next + kStages);
+    }
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void refill_v(int32_t tile, int32_t first, int32_t end) const {
+    const int32_t next = tile + kStages;
+    if (next < end && (!kIsE4m3 || next >= first)) {
+      load_tile(v_tile(tile), params_.args.inputs.v, v_, params_.problem.dim_v, next);
+      if constexpr (kIsE4m3) {
+        cache_.prefetch(Cache::kV, tile & (kStages - 1), *this, next * kTileKv);
+      }
+    }
+    ptx::cp_async_commit();
   }
 
   __device__ __forceinline__ void multiply_q_k(ScoreFragment& s, typename Config::QTile q,
