@@ -46,6 +46,16 @@ CASES = [BASE.replace(dim_qk=(64, 128, 256)[n % 3], **change)
 CASES += [BASE.replace(dim_qk=(128, 64, 256)[n % 3], **change) for n, change in enumerate(MANY)]
 CASES += [BASE.replace(dim_qk=a, dim_v=b, splits=2) for a, b in
           ((16, 16), (32, 64), (48, 80), (96, 96), (192, 128), (80, 208))]
+# 17 to 64 rows, whose warps lie side by side or share the columns; pages of several sizes.
+CASES += [BASE.replace(dim_qk=dim, **change) for dim, change in (
+    (64, dict(seqlen_q=8, page_size=24)), (64, dict(seqlen_q=16, splits=2, **BLOCKS)),
+    (64, dict(seqlen_q=13, causal=True, page_size=8, hidden=0.4)),
+    (128, dict(seqlen_q=8, causal=True, page_size=16, **BLOCKS)),
+    (128, dict(seqlen_q=5, page_size=5)),
+    (128, dict(seqlen_q=16, page_size=32, splits=3)), (128, dict(seqlen_q=14, window=(300, 0))),
+    (256, dict(seqlen_q=8, page_size=16, splits=3)),
+    (256, dict(seqlen_q=16, causal=True, **BLOCKS)),
+    (256, dict(seqlen_q=6, tree=30, page_size=3)), (192, dict(seqlen_q=7, dtype="f16", dim_v=160)))]
 CASES += [BASE.replace(batch=1, seqlen_kv=4200, lens_kv=None),  # the deep pipeline
           BASE.replace(seqlen_kv=4100, lens_kv=[4100, 300], dtype="f16", splits=2, **BLOCKS)]
 
@@ -97,27 +107,30 @@ print(choices(CudaDevice))
 
 
 def choices(device):
-    """Whether 1, 16 and 2048 queries run on copies, without and with a limit of the workspace."""
+    """Whether 1, 16 and 2048 queries run on copies, without a limit of the workspace and with
+    limits that leave room for one sequence, and for none."""
     found, keys = [], 1 << 16
     copies = BASE.batch * keys * BASE.dim_qk * 2 * 2  # bytes
     maxima = dict(max_batch=BASE.batch, max_seqlen_q=2048, max_seqlen_kv=keys,
                   workspace_limit=copies)
     for queries in (1, 16, 2048):
         case = BASE.replace(seqlen_q=queries, seqlen_kv=keys, causal=True)
-        for fields in ({}, maxima):
+        for fields in ({}, maxima, dict(maxima, workspace_limit=copies // 3)):
             plan = capi.Plan(dict(capi.descriptor(case, device), **fields))
             info = plan.info(capi.FORWARD, capi.sizes_of(case))
             why = capi.ffi.string(info.why).decode()
-            said = ("on copies of K and V in", "need more than workspace_limit", "few queries")
-            assert (info.workspace > copies) == (said[0] in why)
+            said = ("on copies of K and V in", "more than 4 GiB or workspace_limit", "few queries")
+            assert (info.workspace > copies // 2) == (said[0] in why)
+            assert ("of 1 sequences at a time" in why) == (said[0] in why and fields is maxima)
             found += [text for text in said if text in why]
     workspaces = []
-    for batch in (63, 65):  # copies of 64 MiB a sequence
-        case = BASE.replace(batch=batch, lens_kv=None, seqlen_q=2048, seqlen_kv=1 << 17)
+    for batch, keys in ((63, 1 << 17), (65, 1 << 17), (1, 65 << 17)):  # 1 << 17: of 64 MiB
+        case = BASE.replace(batch=batch, lens_kv=None, seqlen_q=2048, seqlen_kv=keys)
         plan = capi.Plan(capi.descriptor(case, device))
         info = plan.info(capi.FORWARD, capi.sizes_of(case))
         why = capi.ffi.string(info.why).decode()
-        found += [text for text in ("on copies of K and V in", "more than 4 GiB") if text in why]
+        found += [text for text in ("on copies of K and V in", "of 63 sequences at a time",
+                                    "more than 4 GiB") if text in why]
         workspaces.append(info.workspace)
     assert 63 << 26 <= workspaces[0] <= workspaces[1] < 5 << 30
     return " | ".join(found)
@@ -127,9 +140,39 @@ def test_copies_are_for_many_queries(device):
     if capi.device_properties(device.kind).compute_capability != 90:
         pytest.skip("copies are for Hopper kernels")
     said = in_a_process(CHOICES, FLASHATTN_BACKEND=None)
-    few, limit, copies = "few queries", "need more than workspace_limit", "on copies of K and V in"
-    assert said.strip().split(" | ") == [few, limit, few, limit, copies, limit, copies,
-                                         "more than 4 GiB"]
+    few, copies = "few queries", "on copies of K and V in"
+    assert said.strip().split(" | ") == [
+        *6 * [few], copies, copies, "more than 4 GiB or workspace_limit", copies, copies,
+        "of 63 sequences at a time", "more than 4 GiB"]
+
+
+TURNS = [
+    dict(causal=True, **BLOCKS), dict(page_size=16, alibi="bh"),
+    dict(cu_q=[70, 9, 1, 30, 64], page_size=48), dict(bias="f32", dtype="f16", lse=True),
+    dict(starts_kv=[9, 0, 300, 40, 80], lens_kv=None, window=(90, 0), descales="bh"),
+    dict(dtype_o="f32", strides="bhsd", sink=True), dict(lens_q=[70, 3, 0, 9, 70])]
+
+
+@pytest.mark.skipif(not COPIES_ALONE, reason="others need no copies")
+@pytest.mark.parametrize("change", TURNS)
+def test_sequences_take_turns(device, change):
+    """With room for the copies of two sequences of five the results are the same bits, in a graph,
+    too."""
+    case = BASE.replace(**{**dict(batch=5, seqlen_q=70, seqlen_kv=600, splits=1,
+                                  lens_kv=[600, 17, 300, 599, 70]), **change})
+    sizes, data = capi.sizes_of(case), make_data(case)
+    whole = capi.Plan(capi.descriptor(case, device))
+    one = case.seqlen_kv * case.heads_kv * (case.dim_qk + case.dim_v) * 2
+    limit = whole.workspace_size(capi.FORWARD, sizes) - 5 * one // 2
+    maxima = dict(max_batch=case.batch, max_seqlen_q=case.seqlen_q, max_seqlen_kv=case.seqlen_kv,
+                  max_total_q=sizes["total_q"], workspace_limit=limit)
+    plan = capi.Plan(dict(capi.descriptor(case, device), **maxima))
+    info = plan.info(capi.FORWARD, sizes)
+    assert info.workspace <= limit
+    assert "of 2 sequences at a time" in capi.ffi.string(info.why).decode()
+    results = [run(case, on, data, of) for on, of in ((device, whole), (device.captured(), plan))]
+    assert results[0].bits() == results[1].bits()
+    check(case, data, results[1])
 
 
 @pytest.mark.skipif(not COPIES_ALONE, reason="others have kernels of their own")

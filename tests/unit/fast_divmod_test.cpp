@@ -1,5 +1,6 @@
-// Division by multiplication, where rounding could show: next to multiples, at both ends.
+// Divisions by multiplication, where rounding could show: next to multiples, at both ends.
 #include "core/fast_divmod.h"
+#include "core/page_division.h"
 
 #include <climits>
 #include <initializer_list>
@@ -12,9 +13,12 @@ namespace {
 
 bool right(int32_t by) {
   const FastDivmod divisor = FastDivmod::of(by);
+  const PageDivision pages = PageDivision::of(by);
   const auto same = [&](int64_t x) {
-    return x < 0 || x > INT32_MAX ||
-           divisor.quotient(static_cast<int32_t>(x)) == static_cast<int32_t>(x) / by;
+    if (x < 0 || x > INT32_MAX) return true;
+    const int32_t i = static_cast<int32_t>(x);
+    const PageDivision::Place at = pages.place(i, by);
+    return divisor.quotient(i) == i / by && at.entry == i / by && at.row == i % by;
   };
   bool ok = divisor.divisor == by;
   for (int64_t n = 0; n < 2000; ++n) {

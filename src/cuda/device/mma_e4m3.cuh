@@ -22,12 +22,13 @@ __device__ __forceinline__ void pair_columns(uint32_t (&words)[8]) {
   for (int n = 0; n < 8; ++n) words[n % 2 * 4 + n / 2] = w[n];
 }
 
-// d += A B^T over kDim columns; a_address from a_k_major(), b_address from b_k_major().
-template <class T, int kDim, int kMmaM, int kMmaN>
+// d += A B^T over kDim columns of tiles of kTileDim (0: as many); a_address from a_k_major(),
+// b_address from b_k_major().
+template <class T, int kDim, int kTileDim = 0, int kMmaM, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, ptx::E4m3>::value> gemm_nt(
     float (&d)[kMmaM][kMmaN][4], uint32_t a_address, uint32_t b_address) {
-  using ATile = SmemTile<16, kDim>;
-  using BTile = SmemTile<16, kDim, 1>;
+  using ATile = SmemTile<16, kTileDim == 0 ? kDim : kTileDim>;
+  using BTile = SmemTile<16, kTileDim == 0 ? kDim : kTileDim, 1>;
 #pragma unroll
   for (int k = 0; k < kDim / 32; ++k) {
     uint32_t a[2][kMmaM][4];
@@ -57,11 +58,11 @@ __device__ __forceinline__ std::enable_if_t<std::is_same<T, ptx::E4m3>::value> g
 }
 
 // d += A B with A in registers: a_word(mma_m, k, x) returns register x of A. Sums over 16 kSteps
-// rows of B; b_address from b_mn_major().
-template <class T, int kSteps, int kMmaM, int kMmaN, class AWord>
+// rows of B; b_address from b_mn_major(). kDim: columns of B's tile; 0: as many as d has.
+template <class T, int kSteps, int kDim = 0, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, ptx::E4m3>::value> gemm_rs(
     float (&d)[kMmaM][kMmaN][4], uint32_t b_address, AWord a_word) {
-  using Tile = SmemTile<16, kMmaN * 8, 1>;
+  using Tile = SmemTile<16, kDim == 0 ? kMmaN * 8 : kDim, 1>;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     uint32_t a[kMmaM][4];

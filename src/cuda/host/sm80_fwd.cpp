@@ -105,7 +105,8 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
               "few");
   const char* const why = "; decode: all rows of a KV head in a CTA, whose warps share the keys";
   rows32_ = make_or(small_, Size::kDecode32, why);
-  rows64_ = make_or(medium_, Size::kDecode64, why);
+  const bool is_wide = rows32_.kernel.entry->tile_q >= medium.tile_q;
+  rows64_ = make_or(is_wide ? rows32_ : medium_, Size::kDecode64, why);
 }
 
 const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
@@ -127,6 +128,7 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
   if (rows <= small_.kernel.entry->tile_q) {
     return kv_heads > small_.kernel.resident ? tiny_ : small_;
   }
+  if (problem_.has_f8_cache()) return rows <= rows32_.kernel.entry->tile_q ? rows32_ : rows64_;
   // Large tiles need rows enough to fill them (a causal mask hides half of a single tile) and CTAs
   // enough for all multiprocessors.
   const int64_t ctas = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
@@ -169,11 +171,11 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
   const bool is_decode = choice.entry->decodes;
-  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight; four warps do not
-  // convert E4M3 as fast as it comes.
-  const bool converts = problem_.has_f8_cache() && choice.entry->threads <= 128;
-  const int64_t one_wave =
-      converts ? std::min(2 * multiprocessors_, choice.resident) : multiprocessors_;
+  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight; four or eight warps
+  // do not convert E4M3 as fast as it comes.
+  const int64_t one_wave = problem_.has_f8_cache()
+                               ? std::min<int64_t>(2 * multiprocessors_, choice.resident)
+                               : multiprocessors_;
   const SplitGrid waves{std::max<int64_t>(p.ctas(), 1), is_decode ? one_wave : choice.resident,
                         choice.resident, is_decode && is_uneven(shape)};
   p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),

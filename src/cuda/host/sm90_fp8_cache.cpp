@@ -12,9 +12,10 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-// Larger copies leave the call to the decode kernels: keys are bounded by the longest sequence, so
-// that many sequences would ask for more memory than most caches have.
+// Of copies: keys are bounded by the longest sequence, so that all of many sequences would ask for
+// more memory than most caches have.
 constexpr int64_t kMostCopyBytes = int64_t{4} << 30;
+constexpr int32_t kMostTurns = 64;  // with more, small launches would take longer than they compute
 
 // The copies lie as (batch, seqlen_kv, heads_kv, dim) also where the cache is paged.
 Problem with_copies(const Problem& problem) {
@@ -23,6 +24,47 @@ Problem with_copies(const Problem& problem) {
   p.descale_block = p.page_size = 0;
   p.layout &= ~static_cast<uint32_t>(FLASHATTN_LAYOUT_PAGED_KV);
   return p;
+}
+
+void advance(flashattn_tensor* tensor, int64_t first, int32_t element) {
+  if (tensor->data) {
+    tensor->data = static_cast<char*>(tensor->data) + first * tensor->stride_batch * element;
+  }
+}
+
+template <class T>
+void advance(const T** array, int64_t elements) {
+  if (*array) *array += elements;
+}
+
+// A call of `count` sequences of a call, from `first` on. K and V are not packed.
+ForwardArgs sequences(const Problem& problem, ForwardArgs args, int64_t first, int32_t count) {
+  Inputs& in = args.inputs;
+  args.shape.batch = count;
+  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) {
+    advance(&in.cu_seqlens_q, first);
+  } else {
+    advance(&in.q, first, dtype_size(problem.dtype));
+    advance(&args.o, first, dtype_size(problem.dtype_o));
+    if (args.lse) args.lse += first * problem.heads_q * args.shape.seqlen_q;
+  }
+  if (problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
+    advance(&in.page_table, first * in.page_table_stride);
+  } else {
+    advance(&in.k, first, dtype_size(problem.dtype_kv));
+    advance(&in.v, first, dtype_size(problem.dtype_kv));
+  }
+  advance(&in.descale_k, first, sizeof(float));
+  advance(&in.descale_v, first, sizeof(float));
+  for (const int32_t** lengths : {&in.lens_q, &in.lens_kv, &in.starts_kv}) advance(lengths, first);
+  if (in.bias) {
+    in.bias = static_cast<const char*>(in.bias) +
+              first * in.bias_stride_batch * dtype_size(problem.dtype_bias);
+  }
+  advance(&in.alibi_slopes, first * in.alibi_stride_batch);
+  advance(&in.block_mask, first * in.block_mask_stride_batch);
+  advance(&args.tree_bits, first, sizeof(uint32_t));
+  return args;
 }
 
 }  // namespace
@@ -37,21 +79,39 @@ Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
     : problem_(problem), in_16_bits_(with_copies(problem)), forced_(forced_backend() != nullptr) {
   throw_on(preload_convert(), "cudaFuncGetAttributes");
   rows_.make(forward_registry(), "sm90", "", in_16_bits_, device);
+  most_bytes_ = kMostCopyBytes;
+  if (problem.workspace_limit > 0) {
+    const int64_t left = problem.workspace_limit - rows_.workspace(maxima_of(problem));
+    most_bytes_ = std::max<int64_t>(std::min(left, kMostCopyBytes), 0);
+  }
+}
+
+int32_t Fp8CacheRow::turn(const Shape& shape) const {
+  if (copies(shape, nullptr).bytes <= most_bytes_) return shape.batch;
+  // Packed keys of a sequence begin where the device knows; dropout counts the sequences.
+  if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) || problem_.dropout_threshold() != 0)
+    return 0;
+  Shape part = shape;
+  part.batch = 1;
+  const int64_t one = copies(part, nullptr).bytes;
+  part.batch = static_cast<int32_t>(std::min<int64_t>(most_bytes_ / one, shape.batch));
+  while (part.batch > 0 && copies(part, nullptr).bytes > most_bytes_) --part.batch;  // alignment
+  return int64_t{part.batch} * kMostTurns < shape.batch ? 0 : part.batch;
 }
 
 bool Fp8CacheRow::pays(int64_t queries) const {
-  // Measured on an H200: converting a key takes as long as the E4M3 kernels take for some 60 rows
-  // of its KV head; a Hopper tile of 64 queries of a head as long as they take for 16.
-  constexpr int64_t kConversionRows = 60, kTileQ = 64, kTileRows = 16;
+  // On an H200 converting a key takes as long as the E4M3 kernels take for some 100 rows of its KV
+  // head; a Hopper tile of 64 queries of a head as long as they take for 16.
+  constexpr int64_t kConversionRows = 100, kTileQ = 64, kTileRows = 16;
   const int64_t group = problem_.q_heads_per_kv_head();
   return queries * group > kConversionRows + ceil_div(queries, kTileQ) * group * kTileRows;
 }
 
 bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {
   const bool serves = forced_ || pays(shape.seqlen_q);
-  *why_not = serves ? "copies of K and V in 16 bits would take more than 4 GiB"
+  *why_not = serves ? "copies of K and V in 16 bits would take more than 4 GiB or workspace_limit"
                     : "copies of K and V in 16 bits do not pay for few queries";
-  return serves && copies(shape, nullptr).bytes <= kMostCopyBytes;
+  return serves && (turn(shape) > 0 || shape.batch == 0);
 }
 
 RowCost Fp8CacheRow::cost(const Shape& shape) const {
@@ -77,17 +137,33 @@ Fp8CacheRow::Copies Fp8CacheRow::copies(const Shape& shape, void* base) const {
 }
 
 int64_t Fp8CacheRow::workspace(const Shape& shape) const {
-  // Also of smaller shapes, whose copies may be small enough.
+  // Sequences take turns, or it is that of smaller shapes, whose copies are small enough.
   if (!forced_ && !pays(shape.seqlen_q)) return 0;
-  return std::min(copies(shape, nullptr).bytes, kMostCopyBytes) + rows_.workspace(shape);
+  return std::min(copies(shape, nullptr).bytes, most_bytes_) + rows_.workspace(shape);
 }
 
 std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties* properties) const {
+  Shape part = shape;
+  part.batch = turn(shape);
+  const std::string turns =
+      part.batch < shape.batch ? ", of " + std::to_string(part.batch) + " sequences at a time" : "";
   return " on copies of K and V in " + std::string(dtype_label(problem_.dtype)) +
-         " in the workspace: " + rows_.why(shape, properties);
+         " in the workspace" + turns + ": " + rows_.why(part, properties);
 }
 
 int32_t Fp8CacheRow::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {
+  const int32_t batch = args.shape.batch, step = turn(args.shape);
+  if (step == batch) return launch_turn(args, workspace, stream);
+  for (int64_t first = 0; first < batch; first += step) {
+    const int32_t count = static_cast<int32_t>(std::min<int64_t>(step, batch - first));
+    const int32_t status = launch_turn(sequences(problem_, args, first, count), workspace, stream);
+    if (status != FLASHATTN_OK) return status;
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t Fp8CacheRow::launch_turn(const ForwardArgs& args, void* workspace,
+                                 cudaStream_t stream) const {
   const Copies made = copies(args.shape, workspace);
   const Inputs& in = args.inputs;
   ConvertParams p{};

@@ -1,5 +1,6 @@
 // The forward pass where K and V are a cache of E4M3 beside q of 16 bits and queries are many: the
-// 16-bit kernels, on copies of K and V in the workspace.
+// 16-bit kernels, on copies of K and V in the workspace. If all copies do not fit, sequences take
+// turns: as many as fit are converted and computed, then the next ones.
 #pragma once
 
 #include <string>
@@ -30,12 +31,16 @@ class Fp8CacheRow final : public ForwardRow {
     int64_t bytes;
   };
   Copies copies(const Shape& shape, void* base) const;
+  // The sequences of a turn, all if they can take none. 0: the copies of one do not fit.
+  int32_t turn(const Shape& shape) const;
+  int32_t launch_turn(const ForwardArgs& args, void* workspace, cudaStream_t stream) const;
   // Whether the copies pay for sequences of so many queries.
   bool pays(int64_t queries) const;
 
   const Problem problem_, in_16_bits_;
   const bool forced_;  // FLASHATTN_BACKEND asks for the row
   PlanRows<ForwardRow> rows_;
+  int64_t most_bytes_;  // of copies
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -4,72 +4,37 @@
 //
 // Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
 // row maxima, sums and O of its own keys, which are combined at the end. kStages tiles of K and of
-// V are in flight; a buffer is refilled as soon as all warps have read it.
+// V are in flight; a buffer is refilled once all warps have read it.
+//
+// E4M3: kDimSplit warps may share rows and keys. Each converts its range of K's and of V's columns:
+// it sums Q K^T over that range, and has those columns of O. They exchange the sums.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/kernels/sm80/decode_config.cuh"
+#include "cuda/kernels/sm80/decode_softmax.cuh"
 #include "cuda/kernels/sm80/e4m3_cache.cuh"
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
 #include "cuda/device/vec4.cuh"
 #include "cuda/device/mma_gemm.cuh"
+#include "cuda/device/page_runs.cuh"
 #include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda::sm80 {
 
-// Shared memory: Q | stages of K | stages of V | page numbers | E4m3CacheLayout | FwdWorkTile.
-// Operand: the type of K and V. kRowGroups: groups of kKeyGroups warps, with 16 kMmaM rows each.
-template <class Operand_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kStages_,
-          int kMinCtasPerSm_, int kRowGroups_ = 1, int kKeyGroups_ = 4,
-          class ScoreMod_ = ScoreModChain<>>
-struct DecodeConfig {
-  using Operand = Operand_;
-  using ScoreMod = ScoreMod_;
-  static constexpr bool kIsE4m3 = std::is_same<Operand, ptx::E4m3>::value;
-  using T = std::conditional_t<kIsE4m3, __half, Operand>;  // of Q and P in products
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;   // of the tiles; smaller heads are padded
-  static constexpr int kMmaM = kMmaM_, kRowGroups = kRowGroups_, kKeyGroups = kKeyGroups_;
-  static constexpr int kWarps = kKeyGroups * kRowGroups, kThreads = 32 * kWarps;
-  static constexpr int kGroupRows = 16 * kMmaM, kTileQ = kGroupRows * kRowGroups;
-  static constexpr int kTileKv = kTileKv_, kWarpKv = kTileKv / kKeyGroups;
-  static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
-
-  using QTile = SmemTile<kTileQ, kDimQk>;
-  using KTile = SmemTile<kTileKv, kDimQk, sizeof(Operand)>;
-  using VTile = SmemTile<kTileKv, kDimV, sizeof(Operand)>;
-  static_assert(std::is_same<KTile, VTile>::value, "the same threads load the same rows of both");
-  static constexpr int kQChunks = QTile::kBytes / 16;
-  static constexpr int kQThreads = kQChunks < kThreads ? kQChunks : kThreads;  // that load Q
-  static constexpr int kKOffset = QTile::kBytes;
-  static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
-  // The warps' partial results use the buffers of Q, K and V, columns of O in kOutputSteps: rows of
-  // O, which start at different banks, then row maxima and sums.
-  static constexpr int kOutputSteps = kIsE4m3 ? 2 : 1, kOutputColumns = kDimV / kOutputSteps;
-  static constexpr int kORowBytes = kOutputColumns * 4 + 32;
-  static constexpr int kRowStatsOffset = kKeyGroups * kTileQ * kORowBytes;
-  static constexpr int kPartialBytes = kRowStatsOffset + kKeyGroups * kTileQ * 8;
-  static constexpr int kBufferBytes = kVOffset + kStages * VTile::kBytes;
-  static_assert(kIsE4m3 || kPartialBytes <= kBufferBytes, "partial results fit");
-  static constexpr int kPagesOffset = kPartialBytes > kBufferBytes ? kPartialBytes : kBufferBytes;
-  // Page numbers, a word a thread: for the tiles in flight and for those that follow them.
-  static constexpr int kPageSets = 2 * kStages;
-  static_assert((kStages & (kStages - 1)) == 0, "the lowest bits of a tile's index are its stage");
-  using CacheLayout = E4m3CacheLayout<kTileQ, kTileKv, kStages>;
-  static constexpr int kCacheOffset = kPagesOffset + kPageSets * kThreads * 4;
-  static constexpr int kWorkTileOffset = kCacheOffset + (kIsE4m3 ? CacheLayout::kBytes : 0);
-  static constexpr int kSharedBytes = kWorkTileOffset + FwdWorkTile::kWords * 4;
-  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024,
-                "an H100's shared memory holds the CTAs");
-};
-
 // In place of E4m3Cache.
 struct NoCache {
+  static __device__ __forceinline__ float weight_shift() { return 0.0f; }
   __device__ __forceinline__ NoCache(const ForwardParams&, uint32_t) {}
 };
 
 template <class Config>
-class DecodeKernel : RowEpilogue {
+class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
+  using Softmax = DecodeSoftmax<Config>;
+  using Softmax::m_, Softmax::l_, Softmax::o_, Softmax::clear, Softmax::update;
+  using typename Softmax::ScoreFragment;
   using T = typename Config::T;
   using Operand = typename Config::Operand;
   using ScoreMod = typename Config::ScoreMod;
@@ -78,7 +43,10 @@ class DecodeKernel : RowEpilogue {
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
   static constexpr int kMmaM = Config::kMmaM;
-  using ScoreFragment = float[kMmaM][kWarpKv / 8][4];
+  // Groups of cp.async behind that of the K or V that is waited for. E4M3: a buffer is refilled
+  // behind the next barrier that there is anyway, half a tile later.
+  static constexpr int kPending = 2 * kStages - (kIsE4m3 ? 2 : 1);
+  static constexpr int kDimSplit = Config::kDimSplit, kWarpDimV = Config::kWarpDimV;
 
  public:
   __device__ __forceinline__ DecodeKernel(const ForwardParams& params, uint32_t shared)
@@ -108,8 +76,6 @@ class DecodeKernel : RowEpilogue {
 
  private:
   __device__ __forceinline__ void mainloop() {
-    const Inputs& in = params_.args.inputs;
-    const Problem& problem = params_.problem;
     const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
@@ -119,13 +85,16 @@ class DecodeKernel : RowEpilogue {
     ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
     // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
-      const int32_t stage = tile & (kStages - 1), next = tile + kStages;
-      const typename Config::KTile k{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
-      const typename Config::VTile v{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
+      const int32_t stage = tile & (kStages - 1);
+      const auto k = k_tile(tile);
+      const auto v = v_tile(tile);
       ScoreFragment s = {};
       if (tile >= first) {
-        ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // K has arrived
+        ptx::cp_async_wait<kPending>();
+        __syncthreads();  // K has arrived; all warps have read the V before
+      }
+      if constexpr (kIsE4m3) refill_v(tile - 1, first, end);
+      if (tile >= first) {
         if constexpr (kIsE4m3) {
           if (tile == first) {
             cache_.prepare_q(q, *this);
@@ -133,46 +102,117 @@ class DecodeKernel : RowEpilogue {
           }
         }
         if (has_rows()) {
-          gemm_nt<Operand, Config::kDimQk>(s, a_k_major(q, first_row(), lane_),
-                                           b_k_major(k, key_group() * kWarpKv, lane_));
+          multiply_q_k(s, q, k);
           if constexpr (kIsE4m3) cache_.scale_scores(s, stage, first_key(), rows_of_lane());
         }
-        __syncthreads();  // all warps have read K
+        if constexpr (!kIsE4m3) __syncthreads();  // all warps have read K
       }
-      if (next < end) {
-        load_kv<kThreads>(params_, k, pages_address(next), in.k, k_, problem.dim_qk,
-                          next * kTileKv);
-        if constexpr (kIsE4m3) cache_.prefetch(Cache::kK, stage, *this, next * kTileKv);
-        prefetch_pages(next + kStages);
-      }
-      ptx::cp_async_commit();
+      if constexpr (!kIsE4m3) refill_k(tile, end);
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
           mask(s, tile * kTileKv + key_group() * kWarpKv);
           softmax(s);
         }
-        ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // V has arrived
+        ptx::cp_async_wait<kPending>();
+        __syncthreads();  // V has arrived; all warps have read K
+      }
+      if constexpr (kIsE4m3) refill_k(tile, end);
+      if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
             cache_.scale_weights(s, o_, stage, first_key(), key_group() * kWarpKv, lane_);
           }
-          gemm_rs<Operand, kWarpKv / 16>(
-              o_, b_mn_major(v, key_group() * kWarpKv, lane_),
-              [&](int mma_m, int step, int x) { return acc_as_a<T>(s[mma_m], step, x); });
+          multiply_p_v(s, v);
         }
-        __syncthreads();  // all warps have read V
+        if constexpr (!kIsE4m3) __syncthreads();  // all warps have read V
       }
-      if (next < end) {
-        load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
-        if constexpr (kIsE4m3) cache_.prefetch(Cache::kV, stage, *this, next * kTileKv);
-      }
-      ptx::cp_async_commit();
+      if constexpr (!kIsE4m3) refill_v(tile, first, end);
     }
     ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also if there was no key
+  }
+
+  __device__ __forceinline__ auto k_tile(int32_t tile) const {
+    const int stage = tile & (kStages - 1);
+    return typename Config::KTile{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
+  }
+  __device__ __forceinline__ auto v_tile(int32_t tile) const {
+    const int stage = tile & (kStages - 1);
+    return typename Config::VTile{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
+  }
+
+  // Starts loading the tile that takes the buffer of a tile. Every call is a group of cp.async.
+  __device__ __forceinline__ void refill_k(int32_t tile, int32_t end) const {
+    const int32_t next = tile + kStages;
+    if (next < end) {
+      load_tile(k_tile(tile), params_.args.inputs.k, k_, params_.problem.dim_qk, next);
+      if constexpr (kIsE4m3) {
+        cache_.prefetch(Cache::kK, tile & (kStages - 1), *this, next * kTileKv);
+      }
+      prefetch_pages(next + kStages);
+    }
+    ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void refill_v(int32_t tile, int32_t first, int32_t end) const {
+    const int32_t next = tile + kStages;
+    if (next < end && (!kIsE4m3 || next >= first)) {
+      load_tile(v_tile(tile), params_.args.inputs.v, v_, params_.problem.dim_v, next);
+      if constexpr (kIsE4m3) {
+        cache_.prefetch(Cache::kV, tile & (kStages - 1), *this, next * kTileKv);
+      }
+    }
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void multiply_q_k(ScoreFragment& s, typename Config::QTile q,
+                                               typename Config::KTile k) const {
+    const uint32_t a = a_k_major(q, first_row(), lane_);
+    const uint32_t b = b_k_major(k, key_group() * kWarpKv, lane_);
+    if constexpr (kDimSplit == 1) {
+      gemm_nt<Operand, Config::kDimQk>(s, a, b);
+    } else {
+      constexpr int kDim = Config::kDimQk / kDimSplit;
+      gemm_nt<Operand, kDim, Config::kDimQk>(
+          s, Config::QTile::advance(a, dim_group() * (kDim / Config::QTile::kChunkElements)),
+          Config::KTile::advance(b, dim_group() * (kDim / Config::KTile::kChunkElements)));
+      add_sums(s);
+    }
+  }
+
+  // Adds what the other warp of the pair has summed. Both get the same bits.
+  __device__ __forceinline__ void add_sums(ScoreFragment& s) const {
+    constexpr int kQuads = Config::kWarpSumsBytes / 512;
+    const uint32_t own = shared_ + Config::kSumsOffset + warp_ * Config::kWarpSumsBytes;
+    const uint32_t other =
+        own + (dim_group() == 0 ? 1 : -1) * Config::kTeams * Config::kWarpSumsBytes;
+    auto& sums = flat(s);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      ptx::store_shared(own + (n * 32 + lane_) * 16, sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2],
+                        sums[n * 4 + 3]);
+    }
+    ptx::named_sync(1 + warp_ % Config::kTeams, 32 * kDimSplit);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      float more[4];
+      ptx::load_shared(more, other + (n * 32 + lane_) * 16);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[n * 4 + e] += more[e];
+    }
+  }
+
+  __device__ __forceinline__ void multiply_p_v(const ScoreFragment& p, typename Config::VTile v) {
+    const auto weights = [&](int mma_m, int step, int x) { return acc_as_a<T>(p[mma_m], step, x); };
+    const uint32_t b = b_mn_major(v, key_group() * kWarpKv, lane_);
+    if constexpr (kDimSplit == 1) {
+      gemm_rs<Operand, kWarpKv / 16>(o_, b, weights);
+    } else {
+      gemm_rs<Operand, kWarpKv / 16, Config::kDimV>(
+          o_, Config::VTile::advance(b, dim_group() * (kWarpDimV / Config::VTile::kChunkElements)),
+          weights);
+    }
   }
 
   __device__ __forceinline__ void load_q(typename Config::QTile q) const {
@@ -182,7 +222,7 @@ class DecodeKernel : RowEpilogue {
       const RowView rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
       load_tokens<Config::kQThreads>(q, dim, rows, 0, rows_);
     } else {
-      load_tile<Config::kQThreads>(q, dim, [&](int r) -> const char* {
+      cuda::load_tile<Config::kQThreads>(q, dim, [&](int r) -> const char* {
         return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
       });
     }
@@ -196,14 +236,38 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ void prefetch_pages(int32_t tile) const {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
     const PagedRowView rows = paged_rows<sizeof(Operand)>(params_, params_.args.inputs.k, k_);
-    PagedCopy<kThreads, typename Config::KTile>::prefetch_page_index(
-        pages_address(tile), rows, tile * kTileKv, seqlen_.len.kv);
+    if constexpr (kIsE4m3) {
+      PageRunCopy<kThreads, typename Config::KTile>::prefetch_page_index(
+          pages_address(tile), rows, cache_.pages_, tile * kTileKv, seqlen_.len.kv);
+    } else {
+      PagedCopy<kThreads, typename Config::KTile>::prefetch_page_index(
+          pages_address(tile), rows, tile * kTileKv, seqlen_.len.kv);
+    }
+  }
+
+  // Starts cp.async of a tile of K or V.
+  __device__ __forceinline__ void load_tile(typename Config::KTile to, const flashattn_tensor& from,
+                                            const char* base, int dim, int32_t tile) const {
+    if constexpr (kIsE4m3) {
+      if (params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
+        const PagedRowView rows = paged_rows<sizeof(Operand)>(params_, from, base);
+        PageRunCopy<kThreads, typename Config::KTile>::load(
+            to, pages_address(tile), dim, rows, cache_.pages_, tile * kTileKv, seqlen_.len.kv);
+        return;
+      }
+    }
+    load_kv<kThreads>(params_, to, pages_address(tile), from, base, dim, tile * kTileKv);
   }
 
   // The warp has the keys of key_group() in each tile, and rows from first_row() on.
   __device__ __forceinline__ int key_group() const { return warp_ % Config::kKeyGroups; }
   __device__ __forceinline__ int first_row() const {
-    return Config::kRowGroups == 1 ? 0 : warp_ / Config::kKeyGroups * Config::kGroupRows;
+    const int row_group = warp_ / Config::kKeyGroups % Config::kRowGroups;
+    return Config::kRowGroups == 1 ? 0 : row_group * Config::kGroupRows;
+  }
+  // Which range of the columns of K and V the warp has.
+  __device__ __forceinline__ int dim_group() const {
+    return kDimSplit == 1 ? 0 : warp_ / Config::kTeams;
   }
   __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
     return first_row() + mma_m * 16 + half * 8 + lane_ / 4;
@@ -217,22 +281,6 @@ class DecodeKernel : RowEpilogue {
   }
   // The lane's first key in a tile.
   __device__ __forceinline__ int first_key() const { return key_group() * kWarpKv + lane_ % 4 * 2; }
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        m_[mma_m][half] = -INFINITY;
-        l_[mma_m][half] = 0.0f;
-      }
-#pragma unroll
-      for (auto& columns : o_[mma_m]) {
-#pragma unroll
-        for (float& x : columns) x = 0.0f;
-      }
-    }
-  }
 
   // Sets scores of hidden keys to -inf. begin: the warp's first key.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
@@ -256,62 +304,9 @@ class DecodeKernel : RowEpilogue {
   }
 
   __device__ __forceinline__ void softmax(ScoreFragment& s) {
-#pragma unroll
-    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
-      online_softmax(s[mma_m], m_[mma_m], l_[mma_m], o_[mma_m]);
-    }
-  }
-
-  // Turns S of 16 rows into P, updates the running maxima and sums, and rescales O.
-  __device__ __forceinline__ void online_softmax(float (&s)[kWarpKv / 8][4], float (&row_maxima)[2],
-                                                 float (&row_sums)[2],
-                                                 float (&o)[Config::kDimV / 8][4]) const {
     const float wide = ScoreMod::kIsPlain ? params_.problem.scale * (kLog2E / kWideUnit)
                                           : WideMembers<false>::remaining_factor(params_.problem);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float row_max = -INFINITY;
-#pragma unroll
-      for (const auto& x : s) row_max = fmaxf(row_max, fmaxf(x[half * 2], x[half * 2 + 1]));
-      row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
-      row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
-      const float old_max = row_maxima[half], m = fmaxf(old_max, row_max * wide);
-      // A row that has seen no key has P = 0, not NaN.
-      const float base = m == -INFINITY ? 0.0f : m;
-      const float rescale = ptx::exp2((old_max - base) * kWideUnit);
-      float factor = wide * kWideUnit, offset = base * kWideUnit;
-      const bool large_base = fabsf(base) > kLargeScore / kWideUnit;
-      // After the first tiles, maxima rarely increase.
-      if (!__all_sync(~0u, m == old_max && !large_base)) {
-#pragma unroll
-        for (auto& columns : o) {
-          columns[half * 2] *= rescale;
-          columns[half * 2 + 1] *= rescale;
-        }
-        if (__any_sync(~0u, large_base)) {
-#pragma unroll
-          for (auto& x : s) {
-#pragma unroll
-            for (int e = half * 2; e < half * 2 + 2; ++e) {
-              x[e] = __fsub_rn(__fmul_rn(x[e], wide), base);
-            }
-          }
-          factor = kWideUnit;
-          offset = 0.0f;
-        }
-      }
-      float total = 0.0f;
-#pragma unroll
-      for (auto& x : s) {
-#pragma unroll
-        for (int e = half * 2; e < half * 2 + 2; ++e) {
-          x[e] = ptx::exp2(fmaf(x[e], factor, -offset));
-          total += x[e];
-        }
-      }
-      row_maxima[half] = m;
-      row_sums[half] = row_sums[half] * rescale + total;
-    }
+    update(s, wide, cache_.weight_shift());
   }
 
   // The addresses of a partial row of O, and of its row maximum and sum, by key group.
@@ -332,8 +327,9 @@ class DecodeKernel : RowEpilogue {
       float sum = l_[mma_m][half];  // over the lane's columns
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
+      if constexpr (kIsE4m3) sum *= cache_.sum_factor();
       const int32_t r = row_of(mma_m, half);
-      if (r >= rows_) continue;
+      if (r >= rows_ || (kDimSplit > 1 && dim_group() != step)) continue;
       if (lane_ % 4 == 0) {
         ptx::store_shared_pair(row_stats_address(key_group(), r), {m_[mma_m][half], sum});
       }
@@ -343,8 +339,8 @@ class DecodeKernel : RowEpilogue {
         const float by = sum == 0.0f ? 0.0f : factor;  // no key has that descale
 #pragma unroll
         for (int n = 0; n < Config::kOutputColumns / 8; n += 2) {
-          const float* even = &o[step * Config::kOutputColumns / 8 + n][half * 2];
-          const float* odd = &o[step * Config::kOutputColumns / 8 + n + 1][half * 2];
+          const int at = (kDimSplit > 1 ? 0 : step * Config::kOutputColumns / 8) + n;
+          const float *even = &o[at][half * 2], *odd = &o[at + 1][half * 2];
           ptx::store_shared(to + n * 32, even[0] * by, odd[0] * by, even[1] * by, odd[1] * by);
         }
       } else {
@@ -424,9 +420,6 @@ class DecodeKernel : RowEpilogue {
   const uint32_t shared_;
   const int lane_, warp_;
   Cache cache_;
-  // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
-  float m_[kMmaM][2], l_[kMmaM][2];
-  float o_[kMmaM][Config::kDimV / 8][4];
 };
 
 template <class Config>

@@ -7,10 +7,11 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kStages, int kMinCtasPerSm,
-          Size kSize, int kRowGroups = 1, int kKeyGroups = 4, class ScoreMod = plain>
+          Size kSize, int kRowGroups = 1, int kKeyGroups = 4, class ScoreMod = plain,
+          int kDimSplit = 1>
 constexpr ForwardEntry decode_instance() {
   using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
-                              kKeyGroups, ScoreMod>;
+                              kKeyGroups, ScoreMod, kDimSplit>;
   return {kDtype<T>,
           kDimQk,
           kDimV,

@@ -10,6 +10,7 @@
 #include "cuda/kernels/sm80/fwd_work_tile.cuh"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/mma_e4m3.cuh"
+#include "cuda/device/page_runs.cuh"
 
 namespace flashattn::cuda::sm80 {
 
@@ -27,7 +28,7 @@ class E4m3Cache {
   static constexpr int kThreads = Config::kThreads, kTileKv = Config::kTileKv;
   using Layout = typename Config::CacheLayout;
   using ScoreFragment = float[kMmaM][kWarpKv / 8][4];
-  using Accumulator = float[kMmaM][Config::kDimV / 8][4];
+  using Accumulator = float[kMmaM][Config::kWarpDimV / 8][4];
   static constexpr int kWeightExponent = 14;      // of the largest P in fp16
   static constexpr uint32_t kLeastExponent = 20;  // biased; of descales below 2^-106
 
@@ -35,7 +36,12 @@ class E4m3Cache {
   enum Operand { kK, kV };
 
   __device__ __forceinline__ E4m3Cache(const ForwardParams& params, uint32_t shared)
-      : params_(params), shared_(shared), exponent_(kLeastExponent) {}
+      : pages_(PageDivision::of(params.problem.page_size)),
+        params_(params),
+        shared_(shared),
+        exponent_(kLeastExponent) {}
+
+  const PageDivision pages_;
 
   // Starts cp.async of the descales of a tile's keys or values, in the group of the tile.
   __device__ __forceinline__ void prefetch(Operand of, int stage, const FwdWorkTile& work,
@@ -100,10 +106,17 @@ class E4m3Cache {
     for (int x = 0; x < kMmaM * 2; ++x) {
       factors[x] = __uint_as_float(ptx::load_shared(shared_ + row_of(x / 2, x % 2) * 4));
     }
-    const bool blocks = has_blocks(kK);
+    if (!has_blocks(kK)) {
+#pragma unroll
+      for (int n = 0; n < kWarpKv / 8; ++n) {
+#pragma unroll
+        for (int x = 0; x < kMmaM * 4; ++x) s[x / 4][n][x % 4] *= factors[x / 2];
+      }
+      return;
+    }
 #pragma unroll
     for (int n = 0; n < kWarpKv / 8; ++n) {
-      const float2 descales = blocks ? load_descales(kK, stage, key + n * 8) : float2{1.0f, 1.0f};
+      const float2 descales = load_descales(kK, stage, key + n * 8);
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
         float* const pair = &s[x / 2][n][x % 2 * 2];
@@ -113,13 +126,20 @@ class E4m3Cache {
     }
   }
 
-  // Scales P for fp16. A weight of 0 stays 0 whatever the descale.
+  // The exponent of the power of two by which the softmax multiplies P: that of fp16, unless
+  // scale_weights() does so.
+  __device__ __forceinline__ float weight_shift() const {
+    return has_blocks(kV) ? 0.0f : kWeightExponent;
+  }
+  // The factor of sums of P.
+  __device__ __forceinline__ float sum_factor() const {
+    return has_blocks(kV) ? 1.0f : power_of_two(-kWeightExponent);
+  }
+
+  // Scales P for fp16 if values have descales. A weight of 0 stays 0 whatever the descale.
   __device__ __forceinline__ void scale_weights(ScoreFragment& p, Accumulator& o, int stage,
                                                 int key, int warp_key, int lane) {
-    if (!has_blocks(kV)) {
-      scale(flat(p), static_cast<float>(1 << kWeightExponent));
-      return;
-    }
+    if (!has_blocks(kV)) return;
     uint32_t bits =
         lane < kWarpKv ? ptx::load_shared(address(kV, stage) + (warp_key + lane) * 4) : 0;
     bits = (bits & 0x7fffffffu) < 0x7f800000u ? bits & 0x7fffffffu : 0;
