@@ -9,6 +9,7 @@
                                         flash-attn-4: the tables of the papers, and decoding
     ./run bench --device cuda --preset training     or another one; --help names all
     ./run bench --device cuda --preset papers       what the literature reports; also on a CPU
+    ./run bench --device cuda --preset serving      decoding, drafts, chunks, caches; also on a CPU
     ./run bench --device cuda --preset context-parallel     all GPUs of the host
     ./run bench --device cuda --only 'backward D128 causal'     some rows
 
@@ -27,8 +28,17 @@ import sys
 from cases import Case, chosen as chosen_cases, listed
 
 
+# Presets that are programs of their own, and their usual number of rounds.
+ALONE = {"papers": 5, "serving": 8, "context-parallel": 2}
+_ALONE = """
+  papers        on either device, alone: training steps, see papers.py
+  serving       likewise: what an inference engine asks for, see serving.py
+  context-parallel  likewise: all GPUs of the host, see context_parallel.py"""
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__, epilog=listed(),
+    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__,
+                                     epilog=listed() + _ALONE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", action="append", metavar="NAME")
@@ -52,9 +62,8 @@ def main() -> int:
     on_gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
                         help="also run each kernel alone for so long without pause")
     chosen = parser.parse_args()
-    alone = [name for name in ("papers", "context-parallel") if name in (chosen.preset or ())]
-    chosen.rounds = chosen.rounds or {"papers": 5, "context-parallel": 2}.get(
-        alone[0] if alone else "", 8)
+    alone = [name for name in ALONE if name in (chosen.preset or ())]
+    chosen.rounds = chosen.rounds or ALONE.get(alone[0] if alone else "", 8)
     if alone:
         given = [name for name in ("only", "case", "alone", "baseline", "without", "sustained")
                  if getattr(chosen, name)]

@@ -431,8 +431,6 @@ def listed() -> str:
         lines.append(f"presets with --device {device}; without --preset: {', '.join(usual)}")
         lines += [f"  {name:14}{len(cases):4} rows, the first: {cases[0].name()}"
                   for name, cases in table.items()]
-    lines.append("  papers        on either device, alone: training steps, see papers.py")
-    lines.append("  context-parallel  likewise: all GPUs of the host, see context_parallel.py")
     return "\n".join(lines)
 
 

@@ -9,15 +9,16 @@ wall's on a GPU, whose backward calls autograd runs on a thread of its own: the 
 clock shows next to nothing of them.
 
 The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown. A
-backward call is one of torch.autograd.grad: most of it is PyTorch's, as that of a sum shows.
-flash-attn's functions are there where that package is installed.
+backward call is one of torch.autograd.grad: most of it is PyTorch's, as that of a sum shows; one of
+ten is what a call adds to a longer backward pass. flash-attn's function is there on a GPU where a
+package of it is installed; nan: it has no backward pass there.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ import flashattn
 import flashattn.torch as fa
 
 _CALLS = 25
+_CHAIN = 10  # calls of one backward pass
 
 
 def measure(calls: Dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float],
@@ -49,19 +51,48 @@ def gradient(o: torch.Tensor, inputs: Any) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(o, inputs, dout, retain_graph=True)
 
 
-def of_flash_attn(inputs: Any, leaves: Any) -> Dict[str, Callable[[], Any]]:
-    """Of flash-attn 2 or, without it, 4; nothing without both."""
-    for module in ("flash_attn", "flash_attn.cute"):
+def chain(function: Callable[..., Any], leaf: torch.Tensor, k: torch.Tensor,
+          v: torch.Tensor) -> Callable[[], Any]:
+    """The backward pass of several calls, each of the result of the one before."""
+    o = leaf
+    for _ in range(_CHAIN):
+        o = function(o, k, v)
+    return gradient(o, leaf)
+
+
+def kinds(function: Callable[..., Any], inputs: Any, leaves: Any) -> Dict[str, Callable[[], Any]]:
+    """What is measured of a function of q, k and v."""
+    return {"forward": lambda: function(*inputs),
+            "forward, recorded": lambda: function(*leaves),
+            "backward": gradient(function(*leaves), leaves),
+            "backward, one of ten": chain(function, leaves[0], *inputs[1:])}
+
+
+def flash_attn() -> Optional[Tuple[str, Callable[..., Any]]]:
+    """Of what is installed of flash-attn 2, 3 and 4 the first: its name, and its function."""
+    for module in ("flash_attn", "flash_attn_interface", "fa3_fwd_interface", "flash_attn.cute"):
         try:
             function = importlib.import_module(module).flash_attn_func
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError, OSError):
             continue
-        o = function(*leaves)
-        o = o[0] if isinstance(o, tuple) else o
-        return {f"{module} forward": lambda: function(*inputs),
-                f"{module} forward, recorded": lambda: function(*leaves),
-                f"{module} backward": gradient(o, leaves)}
-    return {}
+
+        def first(*inputs: Any) -> Any:
+            o = function(*inputs)
+            return o[0] if isinstance(o, tuple) else o
+        return module, first
+    return None
+
+
+def working(calls: Dict[str, Callable[[], Any]]) -> Dict[str, Callable[[], Any]]:
+    """Those that run: a wheel may have no backward pass."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception:
+            continue
+        found[name] = call
+    return found
 
 
 def main() -> None:
@@ -85,14 +116,14 @@ def main() -> None:
     cu = torch.tensor([0, 4], dtype=torch.int32, device=arguments.device)
     more = (cu, cu, 4, 4)
     sdpa = F.scaled_dot_product_attention
+    columns = {"flashattn": kinds(fa.attention, ours, leaves),
+               "PyTorch": kinds(sdpa, theirs, their_leaves)}
+    other = flash_attn() if on_gpu else None
+    if other is not None:
+        columns[other[0]] = working(kinds(other[1], ours, leaves))
     calls: Dict[str, Callable[[], Any]] = {
-        "forward": lambda: fa.attention(*ours),
-        "forward, recorded": lambda: fa.attention(*leaves),
-        "backward": gradient(fa.attention(*leaves), leaves),
-        "torch forward": lambda: sdpa(*theirs),
-        "torch forward, recorded": lambda: sdpa(*their_leaves),
-        "torch backward": gradient(sdpa(*their_leaves), their_leaves),
         "backward of a sum of three": gradient(leaves[0] + leaves[1] + leaves[2], leaves),
+        "backward of an addition, one of ten": chain(lambda q, k, v: q + k, leaves[0], *ours[1:]),
         "packed, forward": lambda: fa.attention_varlen(*rows, *more),
         "packed, recorded": lambda: fa.attention_varlen(*row_leaves, *more),
         "packed, backward": gradient(fa.attention_varlen(*row_leaves, *more), row_leaves),
@@ -101,21 +132,24 @@ def main() -> None:
     if not on_gpu:
         arrays = [x.numpy() for x in ours]
         calls["NumPy's functions, arrays"] = lambda: flashattn.attention(*arrays)
-    else:
-        calls.update(of_flash_attn(ours, leaves))
+    apart = list(calls)
+    calls.update({f"{column}: {name}": call for column, its in columns.items()
+                  for name, call in its.items()})
     found = measure(calls, *how)
     fa.activate()
-    active = measure({
-        "activated forward": lambda: sdpa(*theirs),
-        "activated forward, recorded": lambda: sdpa(*their_leaves),
-        "activated backward": gradient(sdpa(*their_leaves), their_leaves)}, *how)
+    found.update({f"activated: {name}": took for name, took in measure(
+        kinds(sdpa, theirs, their_leaves), *how).items()})
     fa.restore()
-    print(f"{'microseconds':<28}{'flashattn':>12}{'activated':>12}{'PyTorch':>12}")
-    for name in ("forward", "forward, recorded", "backward"):
-        print(f"{name:<28}{found[name]:>12.1f}{active['activated ' + name]:>12.1f}"
-              f"{found['torch ' + name]:>12.1f}")
-    for name in list(found)[6:]:
-        print(f"{name:<28}{found[name]:>12.1f}")
+    for name in found:
+        if name.endswith("one of ten"):
+            found[name] /= _CHAIN
+    shown = ["flashattn", "activated", *list(columns)[1:]]
+    print(f"{'microseconds':<36}" + "".join(f"{name:>20}" for name in shown))
+    for name in columns["flashattn"]:
+        print(f"{name:<36}" + "".join(f"{found.get(f'{column}: {name}', float('nan')):>20.1f}"
+                                      for column in shown))
+    for name in apart:
+        print(f"{name:<36}{found[name]:>20.1f}")
 
 
 if __name__ == "__main__":

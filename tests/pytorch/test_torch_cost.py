@@ -84,9 +84,11 @@ def test_what_is_not_asked_for_is_not_made(device):
 
 # How many times as long as PyTorch's own function a call may take on a CPU, and under SDPA: a half
 # or more above what bindings/python/README.md says.
-RATIOS = {"forward": (1.6, 2.8), "forward, recorded": (2.4, 3.0), "backward": (1.5, 1.8)}
+RATIOS = {"forward": (1.6, 2.8), "forward, recorded": (2.4, 3.0), "backward": (1.5, 1.8),
+          "backward, one of ten": (2.5, 3.5)}
 # On a GPU, unless it is 20 us or less, by the wall's clock.
-GPU_RATIOS = {"forward": 1.0, "forward, recorded": 1.2, "backward": 1.3}
+GPU_RATIOS = {"forward": 1.0, "forward, recorded": 1.2, "backward": 1.3,
+              "backward, one of ten": 1.3}
 
 
 def figures(device, rounds):
@@ -101,7 +103,7 @@ def figures(device, rounds):
 
 def too_long(found, device):
     for name, (ratio, ratio_activated) in RATIOS.items():
-        ours, activated, theirs = found[name]
+        ours, activated, theirs = found[name][:3]
         limits = {"": theirs * ratio, ", activated": theirs * ratio_activated}
         if device == "cuda":
             limits = {"": max(20, theirs * GPU_RATIOS[name])}
