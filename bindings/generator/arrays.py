@@ -49,7 +49,8 @@ class Array:
     @property
     def is_rows(self) -> bool:
         """(batch, seq, head, dim): q, k, v, o and their gradients."""
-        return len(self.dims) == 4 and self.dims[-1].size.startswith("dim_") and not self.dims[-1].by
+        last = self.dims[-1]
+        return len(self.dims) == 4 and last.size.startswith("dim_") and not last.by
 
 
 def arguments(model: Model) -> Tuple[Struct, Tuple[Array, ...]]:

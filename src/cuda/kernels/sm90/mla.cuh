@@ -33,8 +33,8 @@
 // stages are released early.
 //
 // Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,904 bytes.
-// Registers of a consumer: 216, of which O 128, S 32, P 16; with LATENT_KV 208, of a producer 88. Releases have no branch and whole tiles
-// no mask: with them all took 4 to 8 % longer.
+// Registers of a consumer: 216, of which O 128, S 32, P 16; with LATENT_KV 208, of a producer 88.
+// Releases have no branch and whole tiles no mask: with them all took 4 to 8 % longer.
 //
 // Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
 // 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes 4,600 for it: Q K^T of 64 columns reads
@@ -46,8 +46,8 @@
 // 256 rows; without clusters 4 % less.
 //
 // With LATENT_KV a pair has 82 KB in memory, some 4,500 clocks on an H200, and in shared memory it
-// takes 4,740: TMA's 144 KB are the producer's, whose warps issue 59 instructions for 16 numbers of a
-// lane, 2 x 1,300 each. So no resource has much room left at 64 rows.
+// takes 4,740: TMA's 144 KB are the producer's, whose warps issue 59 instructions for 16 numbers of
+// a lane, 2 x 1,300 each. So no resource has much room left at 64 rows.
 #pragma once
 
 #include "cuda/kernels/sm90/mla_latent_producer.cuh"
