@@ -203,7 +203,14 @@ enum flashattn_layout {
   FLASHATTN_LAYOUT_VARLEN_KV = 2,
   /* K and V are pools of pages (page, page_size, head, dim); page_table says which. Forward only,
    * not together with VARLEN_KV. */
-  FLASHATTN_LAYOUT_PAGED_KV = 4
+  FLASHATTN_LAYOUT_PAGED_KV = 4,
+  /* The quantised cache of latent attention (DeepSeek-AI 2024). A key is its value and dim_qk - dim_v
+   * elements more, which rotate: v holds those of dtype_kv, F8E4M3 or I8, descale_latent a descale
+   * for each descale_dim of them, and k only those behind, in the type of q. So lies a record of 656
+   * bytes a token, 512 of v, 4 descales, 64 of k in 16 bits: three arrays with stride_seq = 656, 164
+   * and 328. GPUs want these strides to be the same in bytes. Forward only; flashattn_quantize and
+   * flashattn_append_kv refuse it. */
+  FLASHATTN_LAYOUT_LATENT_KV = 8
 };
 
 /* Which keys a query sees, as bits: all must agree. With Sq, Sk the lengths of the sequence and
@@ -371,7 +378,8 @@ typedef struct flashattn_desc {
   /* Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
    * rounds to 0 or to 1 is refused. */
   float dropout;
-  /* Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8. */
+  /* Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8, and not with
+   * LATENT_KV, where each token has its own. */
   int32_t descale_block;
   /* Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
    * chooses, for short queries only. 1: never. */
@@ -397,7 +405,8 @@ typedef struct flashattn_desc {
   /* The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
    * beside 8-bit inputs, which have the range of no gradient; otherwise as dtype. */
   int32_t dtype_grad;
-  int32_t reserved;
+  /* Elements of a value that share a descale, >= 1; 128 in DeepSeek's cache. Only with LATENT_KV. */
+  int32_t descale_dim;
 } flashattn_desc;
 
 /* An array with indices b, i, h, c: see "Strides" at the top. This structure is final. */
@@ -441,9 +450,11 @@ typedef struct flashattn_args {
   /* (batch, seqlen_q, heads_q, dim_qk); dtype; required. VARLEN_Q: (total_q, heads_q, dim_qk). */
   flashattn_tensor q;
   /* (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
-   * dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). */
+   * dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). LATENT_KV: of dtype, and dim_qk - dim_v
+   * elements in the place of dim_qk. */
   flashattn_tensor k;
-  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
+   * elements of the keys. */
   flashattn_tensor v;
   /* (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]). */
   const int32_t *cu_seqlens_q;
@@ -531,8 +542,12 @@ typedef struct flashattn_args {
   flashattn_tensor scale_o;
   /* (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
    * scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-   * On a GPU scores beyond 2^20 may raise it by some percent. */
+   * On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV. */
   flashattn_tensor amax_o;
+  /* (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
+   * v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
+   * PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)). */
+  flashattn_tensor descale_latent;
 } flashattn_args;
 
 typedef struct flashattn_merge_args {
@@ -913,7 +928,7 @@ FLASHATTN_API int32_t flashattn_append_kv_args_init(flashattn_append_kv_args *ar
  * magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
  * row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
  * are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
- * beyond its range become its largest.
+ * beyond its range become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
  *   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
  *                     bytes are needed.
  *   workspace_bytes   at least flashattn_workspace_size for these sizes. */
@@ -947,7 +962,7 @@ FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashatt
  * descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
  * whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
  * and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
- * and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV. */
+ * and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV, LATENT_KV. */
 FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,
                                          const flashattn_quantize_args *args, void *stream);
 
@@ -959,7 +974,7 @@ FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,
  * plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
  * Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
  * the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
- * has more new elements than one CTA moves. */
+ * has more new elements than one CTA moves. UNSUPPORTED: LATENT_KV. */
 FLASHATTN_API int32_t flashattn_append_kv(const flashattn_plan *plan,
                                           const flashattn_append_kv_args *args, void *stream);
 

@@ -29,6 +29,18 @@ class NoGraph:
         raise AssertionError("what could not be captured is replayed")
 
 
+def test_records_of_a_latent_cache():
+    case = cases.Case("forward", "bf16", 2, 4, 1, seqlen_q=1, seqlen_kv=70, dim=576, dim_v=512,
+                      latent=True, dtype_kv="f8")
+    assert case.least_bytes() == 2 * 70 * 656
+    host = memory.Memory(flashattn.Device.CPU)
+    arrays = data.draw(host, case)
+    assert [arrays[name].strides()[2] for name in ("v", "descale_latent", "k")] == [656, 164, 328]
+    prepared = ours.builds(None, host, 1)[0].prepare(case, arrays)
+    prepared.work(0)
+    assert prepared.kernel.startswith("cpu_forward_bf16_f8") and prepared.bytes == 2 * 70 * 656
+
+
 def torch_that(captures):
     @contextlib.contextmanager
     def graph(_):

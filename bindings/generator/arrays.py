@@ -13,7 +13,7 @@ from typing import List, Tuple
 from .model import Field, HeaderError, Model, Struct
 
 HEAD = re.compile(r"\((?P<dims>(?:[^()]|\([^()]*\))*)\); (?P<type>\w+); (?P<condition>[^.;]+)\.")
-VARLEN = re.compile(r"VARLEN_(?:Q|KV): \(([^()]*)\)")
+VARLEN = re.compile(r"VARLEN_(?:Q|KV): \(((?:[^()]|\([^()]*\))*)\)")
 DIM = re.compile(r"(?P<size>\w+)(?: \+ (?P<more>\d+))?|ceil\((?P<over>\w+) / (?P<by>\w+)\)")
 # Maps an index to the stride of flashattn_tensor that steps over it; the last is contiguous.
 STRIDES = ("batch", "head", "seq")
@@ -49,7 +49,8 @@ class Array:
     @property
     def is_rows(self) -> bool:
         """(batch, seq, head, dim): q, k, v, o and their gradients."""
-        return len(self.dims) == 4 and self.dims[-1].size.startswith("dim_")
+        last = self.dims[-1]
+        return len(self.dims) == 4 and last.size.startswith("dim_") and not last.by
 
 
 def arguments(model: Model) -> Tuple[Struct, Tuple[Array, ...]]:

@@ -63,7 +63,8 @@ struct ForwardArrays {
 };
 
 struct ForwardArgs : ForwardArrays {
-  flashattn_tensor tree_bits;  // uint32_t
+  flashattn_tensor tree_bits;       // uint32_t
+  flashattn_tensor descale_latent;  // as v lies
 };
 
 struct BackwardArgs {

@@ -60,9 +60,10 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   const auto add = [&](int64_t arrays, int64_t rows, int64_t heads, int64_t dim, int64_t element) {
     bytes = plus(bytes, times(times(times(times(rows, heads), dim), element), arrays));
   };
-  add(1, queries, heads_q, qk, in);   // q
-  add(1, keys, heads_kv, qk, in_kv);  // k
-  add(1, keys, heads_kv, v, in_kv);   // v
+  add(1, queries, heads_q, qk, in);                                            // q
+  add(1, keys, heads_kv, problem.columns_k(), dtype_size(problem.dtype_k()));  // k
+  add(1, keys, heads_kv, v, in_kv);                                            // v
+  if (problem.is_latent()) add(1, keys, heads_kv, problem.latent_descales(), 4);
   if (backward) {
     add(1, queries, heads_q, qk, grad);  // dq
     add(1, keys, heads_kv, qk, grad);    // dk

@@ -26,6 +26,14 @@ struct Problem : flashattn_desc {
   bool has_8bit_cache() const { return has_f8_cache() || dtype_kv == FLASHATTN_DTYPE_I8; }
   bool has_8bit() const { return has_8bit_q() || has_8bit_cache(); }
 
+  // Whether k holds only what keys have beyond their values, see LATENT_KV.
+  FLASHATTN_HD bool is_latent() const { return (layout & FLASHATTN_LAYOUT_LATENT_KV) != 0; }
+  // Elements of a row of k.
+  FLASHATTN_HD int32_t columns_k() const { return is_latent() ? dim_qk - dim_v : dim_qk; }
+  FLASHATTN_HD int32_t dtype_k() const { return is_latent() ? dtype : dtype_kv; }
+  // Descales of a row of v, with LATENT_KV.
+  FLASHATTN_HD int32_t latent_descales() const { return (dim_v - 1) / descale_dim + 1; }
+
   // Query heads that share a KV head.
   FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
 

@@ -16,6 +16,11 @@ bool is_wide(int32_t dtype) {
 }
 
 void check_types(const Problem& problem, flashattn_append_kv_args* args) {
+  if (problem.is_latent()) {
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_LAYOUT, "layout",
+           "the plan's layout has LATENT_KV, to which flashattn_append_kv cannot append; write new "
+           "records with code of your own");
+  }
   if (args->dtype == FLASHATTN_DTYPE_DEFAULT) args->dtype = problem.dtype;
   if (!is_wide(args->dtype)) {
     reject(FLASHATTN_REASON_DTYPE, "dtype",

@@ -141,7 +141,9 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
       {"dsink", args.dsink, feature(FLASHATTN_FEATURE_DSINK), "feature bit DSINK"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
-  constexpr char kBackward[] = "op bit BACKWARD", kCache[] = "dtype_kv F8E4M3 or I8";
+  constexpr char kBackward[] = "op bit BACKWARD";
+  constexpr char kCache[] = "dtype_kv F8E4M3 or I8 without layout bit LATENT_KV";
+  const bool latent = problem.is_latent(), descales = problem.has_8bit_cache() && !latent;
   const Tensor tensors[] = {
       {"page_table", &args.page_table, paged, "layout bit PAGED_KV"},
       {"bias", &args.bias, bias(FLASHATTN_BIAS_DENSE), "bias bit DENSE"},
@@ -149,10 +151,12 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
       {"block_mask", &args.block_mask, mask(FLASHATTN_MASK_BLOCKS), "mask bit BLOCKS"},
       {"tree_bits", &args.tree_bits, mask(FLASHATTN_MASK_TREE), "mask bit TREE"},
       {"descale_q", &args.descale_q, problem.has_8bit_q(), "dtype F8E4M3"},
-      {"descale_k", &args.descale_k, problem.has_8bit_cache(), kCache},
-      {"descale_v", &args.descale_v, problem.has_8bit_cache(), kCache},
+      {"descale_k", &args.descale_k, descales, kCache},
+      {"descale_v", &args.descale_v, descales, kCache},
+      {"descale_latent", &args.descale_latent, latent, "layout bit LATENT_KV"},
       {"scale_o", &args.scale_o, problem.dtype_o == FLASHATTN_DTYPE_F8E4M3, "dtype_o F8E4M3"},
-      {"amax_o", &args.amax_o, problem.has_8bit(), "dtype F8E4M3, or dtype_kv F8E4M3 or I8"},
+      {"amax_o", &args.amax_o, problem.has_8bit() && !latent,
+       "dtype F8E4M3, or dtype_kv F8E4M3 or I8 without layout bit LATENT_KV"},
       {"dout", &args.dout, backward, kBackward},
       {"dq", &args.dq, backward, kBackward},
       {"dk", &args.dk, backward, kBackward},
@@ -273,7 +277,7 @@ Inputs check_inputs(const Problem& problem, bool host, const Shape& shape, flash
     return *tensor;
   };
   in.q = add("q", &args->q, q, problem.heads_q, problem.dim_qk, problem.dtype);
-  in.k = add("k", &args->k, kv, problem.heads_kv, problem.dim_qk, problem.dtype_kv);
+  in.k = add("k", &args->k, kv, problem.heads_kv, problem.columns_k(), problem.dtype_k());
   in.v = add("v", &args->v, kv, problem.heads_kv, problem.dim_v, problem.dtype_kv);
   add_descales(problem, shape, args, &in, arrays);
   add_biases(problem, shape, args, &in, arrays);
@@ -346,6 +350,12 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
                       {forward.shape.batch, 1, forward.shape.seqlen_q, ceil_div(problem.tree, 32)},
                       Order::kHeads, sizeof(uint32_t)));
     forward.tree_bits = args.tree_bits;
+  }
+  if (problem.is_latent()) {
+    const Rows kv = key_rows(problem, forward.shape, forward.inputs.pages);
+    arrays->add(tensor_array("descale_latent", Use::kInput, &args.descale_latent, kv,
+                             problem.heads_kv, problem.latent_descales(), FLASHATTN_DTYPE_F32));
+    forward.descale_latent = args.descale_latent;
   }
   forward.scale_o = add("scale_o", Use::kInput, &args.scale_o);
   forward.amax_o = add("amax_o", Use::kSum, &args.amax_o);

@@ -25,7 +25,8 @@ void check_bits(const flashattn_desc& desc) {
   const Bits table[] = {
       {"ops", desc.ops, FLASHATTN_OP_FORWARD | FLASHATTN_OP_BACKWARD},
       {"layout", desc.layout,
-       FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV},
+       FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV |
+           FLASHATTN_LAYOUT_LATENT_KV},
       {"mask", desc.mask,
        FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK |
            FLASHATTN_MASK_TOP_LEFT | FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE |
@@ -116,6 +117,8 @@ void check_ranges(const flashattn_desc& desc) {
       {"tree", desc.tree, 0, 256, kSize, "set the number of drafted tokens"},
       {"descale_block", desc.descale_block, 0, INT32_MAX, kSize,
        "set the number of tokens that share a descale, or 0 for all of a sequence"},
+      {"descale_dim", desc.descale_dim, 0, INT32_MAX, kSize,
+       "set the number of elements of a value that share a descale"},
       {"splits", desc.splits, 0, kMaxSplits, kSize, "use 0 to let the library choose, 1 for never"},
       {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kMaximum},
       {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kMaximum},
@@ -193,6 +196,8 @@ void check_dependents(const Problem& p) {
        "mask bit FLASHATTN_MASK_TREE"},
       {"descale_block", p.descale_block, p.has_8bit(), false, FLASHATTN_REASON_DTYPE,
        "dtype FLASHATTN_DTYPE_F8E4M3 or dtype_kv F8E4M3 or I8"},
+      {"descale_dim", p.descale_dim, p.is_latent(), true, FLASHATTN_REASON_LAYOUT,
+       "layout bit FLASHATTN_LAYOUT_LATENT_KV"},
       {"dtype_grad", p.dtype_grad, p.has_op(FLASHATTN_OP_BACKWARD), false, FLASHATTN_REASON_OP,
        "op bit FLASHATTN_OP_BACKWARD"},
       {"dtype_bias", p.dtype_bias, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
@@ -242,6 +247,15 @@ void check_conflicts(const Problem& p) {
        "clear PAGES"},
       {paged && backward, FLASHATTN_REASON_LAYOUT, "layout",
        "layout has PAGED_KV, which is for forward only, but ops has BACKWARD; clear one"},
+      {p.is_latent() && backward, FLASHATTN_REASON_LAYOUT, "layout",
+       "layout has LATENT_KV, which is for forward only, but ops has BACKWARD; clear one"},
+      {p.is_latent() && (p.has_8bit_q() || !p.has_8bit_cache()), FLASHATTN_REASON_DTYPE_MIX,
+       "dtype_kv",
+       "layout has LATENT_KV, a quantised cache beside wider q; set dtype F32, F16 or BF16 and "
+       "dtype_kv F8E4M3 or I8, or clear LATENT_KV"},
+      {p.is_latent() && p.descale_block != 0, FLASHATTN_REASON_LAYOUT, "descale_block",
+       "descale_block is set, but with LATENT_KV each token has its own descales, for descale_dim "
+       "elements each; leave descale_block at 0"},
       {p.has_feature(FLASHATTN_FEATURE_DLSE) && !backward, FLASHATTN_REASON_OP, "features",
        "features has DLSE, an input of backward, but ops has no BACKWARD; add that or clear DLSE"},
       {dbias && !backward, FLASHATTN_REASON_OP, "features",
@@ -335,7 +349,6 @@ void check_reserved(int32_t reserved, const char* structure) {
 Problem make_problem(const flashattn_desc& desc) {
   Problem p;
   static_cast<flashattn_desc&>(p) = desc;
-  check_reserved(p.reserved, "flashattn_desc");
   check_bits(p);
   check_choices(p);
   check_ranges(p);
@@ -348,6 +361,12 @@ Problem make_problem(const flashattn_desc& desc) {
            "heads_q = %d is no multiple of heads_kv = %d; each KV head serves the same number of "
            "query heads: change one, or repeat heads through strides",
            p.heads_q, p.heads_kv);
+  }
+  if (p.is_latent() && p.dim_qk <= p.dim_v) {
+    reject(FLASHATTN_REASON_HEAD_DIM_PAIR, "dim_v",
+           "dim_v = %d is not below dim_qk = %d, but with LATENT_KV a key is its value and further "
+           "elements; set a smaller dim_v, or clear LATENT_KV",
+           p.dim_v, p.dim_qk);
   }
   if (p.dtype_kv != p.dtype && !p.has_8bit_cache()) {
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",

@@ -24,6 +24,12 @@ void check_choices(const Problem& problem, const flashattn_quantize_args& args) 
            "the plan's layout has PAGED_KV, but flashattn_quantize knows no pages; quantise with a "
            "plan without it, and copy the tokens to their pages");
   }
+  if (problem.is_latent()) {
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_LAYOUT, "layout",
+           "the plan's layout has LATENT_KV, which flashattn_quantize does not make; quantise v in "
+           "blocks of %d elements before, as the model does",
+           problem.descale_dim);
+  }
   if (args.dtype < FLASHATTN_DTYPE_F32 || args.dtype > FLASHATTN_DTYPE_BF16) {
     reject(FLASHATTN_REASON_DTYPE, "dtype",
            "dtype = %d is not a type of what is quantised; set FLASHATTN_DTYPE_F32 = 1, F16 = 2 or "

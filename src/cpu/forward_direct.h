@@ -66,7 +66,7 @@ class DirectKv {
       TokenRows values = block_.v(r / head_rows);
       const float per_unit = 1 / unit();
       if (has_units()) values.descales = {&per_unit, 0, 1};  // the weights hold both
-      softmax_.add_pv_nonzero_rows(tile, o, r, 1, values, read);
+      softmax_.add_pv_nonzero_rows(tile, o, r, 1, values, block_.problem.dtype_kv, read);
     }
   }
 

@@ -2,6 +2,7 @@
 // and where that pays once for all Q blocks.
 #pragma once
 
+#include "cpu/latent.h"
 #include "cpu/softmax_state.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
@@ -48,7 +49,8 @@ class PackedKv {
     float* o = scratch_.o + static_cast<int64_t>(tile.row) * scratch_.v_columns;
     // A weight of 0 must not meet an infinity or a NaN.
     if (!finite_ && !tile.full) {
-      return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, block_.v(), tile.visible);
+      const Source source = source_of(tile.visible);
+      return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, source.v, source.dtype, tile.visible);
     }
     const int32_t step = tile.full ? rows : kMicroTileRows<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
@@ -76,6 +78,22 @@ class PackedKv {
   bool finite_ = true;  // all values of the packed tile are
 
  private:
+  // Rows of K and V as they are packed, and their type.
+  struct Source {
+    TokenRows k, v;
+    int32_t dtype;
+  };
+
+  Source source_of(Interval keys) const {
+    if constexpr (kCompute == Compute::kF32) {
+      if (block_.problem.is_latent()) {
+        const TokenRows rows = widen_latent(block_, keys, scratch_.latent);
+        return {rows, rows, FLASHATTN_DTYPE_F32};
+      }
+    }
+    return {block_.k(), block_.v(), block_.problem.dtype_kv};
+  }
+
   void pack() {
     const int64_t shared = block_.shared_tile(kv_tile_.begin);
     scratch_.use_tile(shared < 0 ? own_tile_ : block_.packed_tile(shared));
@@ -91,9 +109,10 @@ class PackedKv {
   // Returns whether all values are finite.
   bool pack_tile(Interval keys) const {
     const Problem& problem = block_.problem;
-    pack_b_transposed<kCompute>(block_.k(), keys, problem.dim_qk, problem.dtype_kv, scratch_.k);
-    const bool finite = pack_b<kCompute>(block_.v(), keys, problem.dim_v, problem.dtype_kv,
-                                         scratch_.v, scratch_.v_panel);
+    const Source source = source_of(keys);
+    pack_b_transposed<kCompute>(source.k, keys, problem.dim_qk, source.dtype, scratch_.k);
+    const bool finite =
+        pack_b<kCompute>(source.v, keys, problem.dim_v, source.dtype, scratch_.v, scratch_.v_panel);
     if (scratch_.amx_mainloop) scratch_.clear_values(keys.end - keys.begin);
     return finite;
   }

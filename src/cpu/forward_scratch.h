@@ -48,6 +48,7 @@ struct ForwardScratch {
   float *o, *m, *l, *rest;
   uint8_t* keep;              // of dropout, as P
   bool* redo;                 // rows that a fixed base does not serve
+  float* latent;              // LATENT_KV: the rows of a KV tile before they are packed
   int64_t bytes, tile_bytes;  // of all arrays, and of k and v
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
@@ -82,6 +83,8 @@ struct ForwardScratch {
     rest = memory.take<float>(rows + kWidth);
     keep = memory.take<uint8_t>(problem.dropout > 0 ? (tile_q + 32) * score_columns : 0);
     redo = memory.take<bool>(kFixedBase<kCompute> ? rows : 0);
+    const int64_t latent_row = round_up(problem.dim_qk, kWidth);
+    latent = memory.take<float>(problem.is_latent() ? tile_kv * latent_row + kWidth : 0);
     bytes = memory.bytes();
   }
 

@@ -18,7 +18,7 @@ constexpr int32_t kSplitKeys = 1024;
 // alike in both passes.
 FLASHATTN_HD bool is_direct(const Problem& problem, Lengths len) {
   constexpr int64_t kMaxRows = 32;
-  return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&
+  return !problem.has_op(FLASHATTN_OP_BACKWARD) && !problem.is_latent() && len.q < len.kv &&
          int64_t{len.q} * problem.q_heads_per_kv_head() <= kMaxRows;
 }
 constexpr int32_t kDirectRows = 64;   // rows of a Q block that reads K and V directly

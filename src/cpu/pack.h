@@ -140,25 +140,32 @@ FLASHATTN_INLINE TokenRows q_rows(const Problem& problem, const Inputs& in, int3
   return rows;
 }
 
+// The rows of a KV head of t, which lies as k and v do. size: of its elements.
+FLASHATTN_INLINE TokenRows token_rows(const Problem& problem, const Inputs& in,
+                                      const flashattn_tensor& t, int32_t size, int32_t b, int32_t h,
+                                      int64_t first) {
+  if ((problem.layout & FLASHATTN_LAYOUT_PAGED_KV) == 0) return rows_of(t, size, b, h, first);
+  return {static_cast<char*>(t.data) + h * t.stride_head * size,
+          t.stride_seq * size,
+          in.page_table + b * in.page_table_stride,
+          problem.page_size,
+          clamp_index(in.pages - 1, INT32_MAX),
+          t.stride_batch * size};
+}
+
 // The keys or values of a KV head: t is k or v, descales its own.
 FLASHATTN_INLINE TokenRows kv_rows(const Problem& problem, const Inputs& in,
                                    const flashattn_tensor& t, const flashattn_tensor& descales,
                                    int32_t b, int32_t h, int64_t first) {
-  const int32_t size = dtype_size(problem.dtype_kv);
-  TokenRows rows = rows_of(t, size, b, h, first);
-  if (problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
-    rows = {static_cast<char*>(t.data) + h * t.stride_head * size,
-            t.stride_seq * size,
-            in.page_table + b * in.page_table_stride,
-            problem.page_size,
-            clamp_index(in.pages - 1, INT32_MAX),
-            t.stride_batch * size};
-  }
+  TokenRows rows = token_rows(problem, in, t, dtype_size(problem.dtype_kv), b, h, first);
   rows.descales = descales_of(problem, descales, b, h);
   return rows;
 }
 FLASHATTN_INLINE TokenRows k_rows(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
                                   int64_t first) {
+  if (problem.is_latent()) {
+    return token_rows(problem, in, in.k, dtype_size(problem.dtype), b, h, first);
+  }
   return kv_rows(problem, in, in.k, in.descale_k, b, h, first);
 }
 FLASHATTN_INLINE TokenRows v_rows(const Problem& problem, const Inputs& in, int32_t b, int32_t h,

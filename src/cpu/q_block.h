@@ -139,7 +139,7 @@ struct QBlock {
 
   // What is read for some queries, and for the KV tile that holds a key.
   void plan_prefetch(Interval some, int32_t key, RowPrefetch (&prefetch)[3]) const {
-    const int32_t size = dtype_size(problem.dtype_kv), tile_kv = tiling().tile_kv;
+    const int32_t tile_kv = tiling().tile_kv;
     const int32_t first = key / tile_kv * tile_kv;
     const int64_t shared = shared_tile(first);
     prefetch[0] = {q(first_head), problem.dim_qk * dtype_size(problem.dtype), some};
@@ -151,8 +151,8 @@ struct QBlock {
       return;
     }
     const Interval range = intersect({first, first + tile_kv}, keys);
-    prefetch[1] = {k(), problem.dim_qk * size, range};
-    prefetch[2] = {v(), problem.dim_v * size, range};
+    prefetch[1] = {k(), problem.columns_k() * dtype_size(problem.dtype_k()), range};
+    prefetch[2] = {v(), problem.dim_v * dtype_size(problem.dtype_kv), range};
   }
 };
 

@@ -77,11 +77,11 @@ class SoftmaxState {
   // O += P V of some rows where V holds infinities or NaN. o: of the first; tile_row: its number in
   // the tile.
   void add_pv_nonzero_rows(const Tile& tile, float* o, int32_t tile_row, int32_t rows,
-                           const TokenRows& values, Interval visible) const {
+                           const TokenRows& values, int32_t dtype, Interval visible) const {
     for (int32_t r = tile_row; r < tile_row + rows; ++r, o += scratch_.v_columns) {
       const Interval columns = tile.at(r).columns;
       add_pv_nonzero<kCompute>(
-          values, block_.problem.dtype_kv, block_.problem.dim_v,
+          values, dtype, block_.problem.dim_v,
           scratch_.p + int64_t{r} * scratch_.score_columns / kWordElements<kCompute>,
           tile.keys.begin,
           intersect({tile.keys.begin + columns.begin, tile.keys.begin + columns.end}, visible), o);

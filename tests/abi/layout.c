@@ -98,8 +98,8 @@ CHECK(flashattn_desc_workspace_limit,
       offsetof(flashattn_desc, workspace_limit) == 152);
 CHECK(flashattn_desc_dtype_grad,
       offsetof(flashattn_desc, dtype_grad) == 160);
-CHECK(flashattn_desc_reserved,
-      offsetof(flashattn_desc, reserved) == 164);
+CHECK(flashattn_desc_descale_dim,
+      offsetof(flashattn_desc, descale_dim) == 164);
 
 CHECK(flashattn_tensor, sizeof(flashattn_tensor) == 32);
 CHECK(flashattn_tensor_data,
@@ -111,7 +111,7 @@ CHECK(flashattn_tensor_stride_head,
 CHECK(flashattn_tensor_stride_seq,
       offsetof(flashattn_tensor, stride_seq) == 24);
 
-CHECK(flashattn_args, sizeof(flashattn_args) == 768);
+CHECK(flashattn_args, sizeof(flashattn_args) == 800);
 CHECK(flashattn_args_struct_size,
       offsetof(flashattn_args, struct_size) == 0);
 CHECK(flashattn_args_batch,
@@ -194,6 +194,8 @@ CHECK(flashattn_args_scale_o,
       offsetof(flashattn_args, scale_o) == 704);
 CHECK(flashattn_args_amax_o,
       offsetof(flashattn_args, amax_o) == 736);
+CHECK(flashattn_args_descale_latent,
+      offsetof(flashattn_args, descale_latent) == 768);
 
 CHECK(flashattn_merge_args, sizeof(flashattn_merge_args) == 112);
 CHECK(flashattn_merge_args_struct_size,
@@ -474,6 +476,7 @@ CHECK(FLASHATTN_DTYPE_I8_, FLASHATTN_DTYPE_I8 == 6);
 CHECK(FLASHATTN_LAYOUT_VARLEN_Q_, FLASHATTN_LAYOUT_VARLEN_Q == 1);
 CHECK(FLASHATTN_LAYOUT_VARLEN_KV_, FLASHATTN_LAYOUT_VARLEN_KV == 2);
 CHECK(FLASHATTN_LAYOUT_PAGED_KV_, FLASHATTN_LAYOUT_PAGED_KV == 4);
+CHECK(FLASHATTN_LAYOUT_LATENT_KV_, FLASHATTN_LAYOUT_LATENT_KV == 8);
 
 CHECK(FLASHATTN_MASK_CAUSAL_, FLASHATTN_MASK_CAUSAL == 1);
 CHECK(FLASHATTN_MASK_WINDOW_, FLASHATTN_MASK_WINDOW == 2);

@@ -22,7 +22,7 @@ class Case:
     seqlen_kv: int = 0  # 0: as seqlen_q
     dim: int = 64
     dim_v: int = 0  # 0: as dim
-    latent: bool = False  # V is a view of the first dim_v elements of K's rows
+    latent: bool = False  # V is a view of the first dim_v elements of K's rows; f8: LATENT_KV
     causal: bool = False
     window: int = -1  # keys to the left; -1: none
     block_density: float = 1.0  # of a block mask with blocks of 128 x 128; 1: none
@@ -153,6 +153,7 @@ class Case:
             rows = self.batch * self.heads * self.seqlen_q
             return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
         dims = self.dim + (0 if self.latent else self.value_dim)
+        dims = 656 if self.latent and self.dtype_kv else dims  # bytes of a record
         return dims * sum(self.key_lengths()) * self.kv_heads * float(size)
 
     @property
@@ -240,12 +241,13 @@ def _masks() -> Iterator[Case]:
 
 
 def _latent(dtypes: Tuple[str, ...], heads: Tuple[int, ...], batches: Tuple[int, ...],
-            queries: Tuple[int, ...], lengths: Tuple[int, ...]) -> Iterator[Case]:
+            queries: Tuple[int, ...], lengths: Tuple[int, ...],
+            types: Tuple[str, ...] = ("",)) -> Iterator[Case]:
     """Decoding from caches of latent attention (DeepSeek-V2, 2024)."""
-    for dtype, count, batch, rows, keys in itertools.product(dtypes, heads, batches, queries,
-                                                             lengths):
+    for dtype, count, batch, rows, keys, kv in itertools.product(dtypes, heads, batches, queries,
+                                                                 lengths, types):
         yield Case("forward", dtype, batch, count, 1, rows, keys, 576, 512, latent=True,
-                   causal=rows > 1)
+                   causal=rows > 1, dtype_kv=kv)
 
 
 def _by_index(batches: Tuple[int, ...]) -> Iterator[Case]:
@@ -406,9 +408,9 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "decode": list(_gpu_decode()),
     "fp8-decode": [dataclasses.replace(case, dtype_kv=kv) for case in _gpu_decode()
                    for kv in ("", "f8") if not case.parts],
-    "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768)),
-            *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)), *_by_index((2, 64, 4096)),
-            *_expanded("bf16", 128, (4096, 8192))],
+    "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768), ("", "f8")),
+            *_latent(("bf16",), (8, 16, 32, 64), (32,), (1,), (8192,), ("", "f8")),
+            *_by_index((2, 64, 4096)), *_expanded("bf16", 128, (4096, 8192))],
     "prefill": list(_prefill()),
     "training": list(_training()),
     "long-context": list(_long_context()),

@@ -17,6 +17,9 @@ def draw(memory: Memory, case: Case) -> Dict[str, Array]:
     and k are as trained models have them: each query scores the first key of its sequence
     `first_token` nats, the others around 0."""
     dtype = "f32" if case.parts else case.dtype
+    if case.latent and case.dtype_kv:
+        q, k = (case.shapes()[name] for name in "qk")
+        return {"q": memory.normal(q, dtype), **memory.records(k[:-1], dtype)}
     types = {"bias": case.bias, "k": case.kv_dtype, "v": case.kv_dtype}
     arrays = {name: memory.normal(shape, types.get(name, dtype))
               for name, shape in case.shapes().items()

@@ -25,6 +25,7 @@ if torch is not None and not torch.cuda.is_available():
 NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
          "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8),
          "f8": np.dtype(ml_dtypes.float8_e4m3fn), "i8": np.dtype(np.int8)}
+_RECORD = 656  # bytes of a token in DeepSeek's quantised cache
 _LINE = 64  # bytes of a cache line
 _PATTERN = 1 << 22  # random numbers that the driver's arrays repeat
 
@@ -97,6 +98,24 @@ class View(Array):
         return self.whole.strides()
 
 
+class Part(Array):
+    """Some bytes of each row of an array of bytes, as elements of another type."""
+
+    def __init__(self, whole: Array, first: int, dim: int, dtype: str) -> None:
+        # pylint: disable=super-init-not-called
+        self.whole, self.shape, self.dtype = whole, (*whole.shape[:-1], dim), dtype
+        self.address, self.driver = whole.address + first, whole.driver
+        self.bytes, self.tensor = 0, None
+
+    def __del__(self) -> None:
+        """The memory is the whole array's."""
+
+    def strides(self) -> Tuple[int, int, int]:
+        batch, head, seq = self.whole.strides()
+        size = NUMPY[self.dtype].itemsize
+        return batch // size, head // size, seq // size
+
+
 class Memory:
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -118,14 +137,28 @@ class Memory:
             else:
                 array.tensor.normal_()
             return array
-        some = self.pattern(shape).astype(NUMPY[dtype])
+        self.repeat(array, self.pattern(shape).astype(NUMPY[dtype]))
+        return array
+
+    def records(self, rows: Tuple[int, ...], dtype: str) -> Dict[str, Array]:
+        """DeepSeek's records (batch, seq, heads), as the arrays of LATENT_KV in them."""
+        whole = Array(self, (*rows, _RECORD), "u8")
+        some = np.zeros((min(whole.bytes // _RECORD, 4096), _RECORD), np.uint8)
+        some[:, :512].view(NUMPY["f8"])[:] = self.numbers((len(some), 512))
+        some[:, 512:528].view(np.float32)[:] = 0.5 + np.abs(self.numbers((len(some), 4)))
+        some[:, 528:].view(NUMPY[dtype])[:] = self.numbers((len(some), 64))
+        self.repeat(whole, some)
+        return {"v": Part(whole, 0, 512, "f8"), "descale_latent": Part(whole, 512, 4, "f32"),
+                "k": Part(whole, 528, 64, dtype)}
+
+    def repeat(self, array: Array, some: np.ndarray) -> None:
+        """Fills an array with some numbers, again and again."""
         self.driver.write(array.address, some)
         done = some.nbytes
         while done < array.bytes:
             size = min(done, array.bytes - done)
             self.driver.copy(array.address + done, array.address, size)
             done += size
-        return array
 
     def pattern(self, shape: Tuple[int, ...]) -> np.ndarray:
         """The random normal numbers that an array of this shape repeats."""

@@ -68,6 +68,9 @@ def descriptor(case: Case) -> Dict[str, Any]:
         layout |= Layout.PAGED_KV
     elif case.uneven:
         layout |= Layout.VARLEN_KV
+    if case.latent and case.dtype_kv:
+        layout |= Layout.LATENT_KV
+        fields["descale_dim"] = 128
     return {**fields, "mask": mask, "layout": int(layout), "page_size": case.page_size}
 
 
@@ -126,7 +129,8 @@ class FlashAttn:
     def inputs(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Dict[str, Any], Any]:
         """Inputs in flashattn_args, and what they point to."""
         pointer = self.pointer
-        fields: Dict[str, Any] = {name: self.tensor(case, arrays[name]) for name in "qkv"}
+        cache = [name for name in ("k", "v", "descale_latent") if name in arrays]
+        fields: Dict[str, Any] = {name: self.tensor(case, arrays[name]) for name in ("q", *cache)}
         keep: List[Any] = [arrays]
         if case.uneven:
             lengths = [self.memory.of(np.array(numbers), "i32")
@@ -147,7 +151,7 @@ class FlashAttn:
                 pages = case.tokens
                 rows = np.random.default_rng(0).integers(pages, size=rows.shape, dtype=np.int32)
             table = self.memory.of(rows, "i32")
-            for name in "kv":
+            for name in cache:
                 _, head, seq = arrays[name].strides()
                 fields[name] = (pointer(arrays[name]), case.page_size * seq, head, seq)
             fields.update(page_table=(pointer(table), -1, -1, -1), pages=pages)

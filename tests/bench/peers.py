@@ -173,7 +173,7 @@ class FlashAttention3:
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         cache = dataclasses.replace(case, causal=False) if case.decodes else case
-        if case.kv_dtype != "f8" or not cache.plain or case.op != "forward":
+        if case.kv_dtype != "f8" or case.latent or not cache.plain or case.op != "forward":
             raise CannotRun("only measured in E4M3")
         ones = torch.ones(case.batch, case.kv_heads, device="cuda")
         q, k, v = (arrays[name].tensor for name in "qkv")

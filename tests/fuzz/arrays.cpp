@@ -85,7 +85,9 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
   add_ints("starts_kv", &args->starts_kv, !paged, batch);
   const Role in_back = used(backward, input), out_back = used(backward, output);
   add_tensor("q", &args->q, input, in_back, d.dtype, q, heads, d.dim_qk);
-  add_tensor("k", &args->k, input, in_back, d.dtype_kv, kv, d.heads_kv, d.dim_qk);
+  const bool latent = facts.has(d.layout, FLASHATTN_LAYOUT_LATENT_KV);
+  add_tensor("k", &args->k, input, in_back, latent ? d.dtype : d.dtype_kv, kv, d.heads_kv,
+             latent ? d.dim_qk - d.dim_v : d.dim_qk);
   add_tensor("v", &args->v, input, in_back, d.dtype_kv, kv, d.heads_kv, d.dim_v);
   const auto add_heads = [&](const char* name, flashattn_tensor* tensor, bool wanted, int32_t dtype,
                              int64_t h, int64_t s, int64_t c) {
@@ -118,6 +120,10 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
       kF32, true, batch, heads, sq, sk);
   add_flat("dsink", &args->dsink, none, used(feature(FLASHATTN_FEATURE_DSINK), output), kF32, 1,
            batch > 0 ? heads : 0, 1);
+  if (latent) {
+    add_tensor("descale_latent", &args->descale_latent, input, none, kF32, kv, d.heads_kv,
+               blocks_of(d.dim_v, d.descale_dim));
+  }
   return list;
 }
 

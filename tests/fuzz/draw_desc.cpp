@@ -97,6 +97,16 @@ void draw_maxima(Input* in, const Sizes& s, flashattn_desc* d) {
   if (all && in->one_in(2)) d->workspace_limit = int64_t{1} << 50;
 }
 
+// Only where a cache of 8 bits allows it, so that other inputs keep their meaning.
+void draw_latent(Input* in, flashattn_desc* d) {
+  const bool cache = d->dtype_kv == FLASHATTN_DTYPE_I8 || d->dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  if ((d->ops & FLASHATTN_OP_BACKWARD) || !cache || d->dim_v == 0 || d->dim_v >= d->dim_qk) return;
+  if (in->one_in(2)) return;
+  d->layout |= FLASHATTN_LAYOUT_LATENT_KV;
+  d->descale_block = 0;
+  d->descale_dim = in->pick({1, 3, 16, 128});
+}
+
 // A word of the descriptor, whichever it is, becomes something else.
 void damage(Input* in, flashattn_desc* d) {
   constexpr size_t kWords = sizeof *d / 4;
@@ -125,6 +135,7 @@ Request draw_request(Input* in) {
   draw_features(in, d);
   request.sizes = draw_sizes_of_plan(in, d);
   draw_maxima(in, request.sizes, d);
+  draw_latent(in, d);
   while (in->mistake(3)) damage(in, d);
   return request;
 }

@@ -184,6 +184,8 @@ const Wanted kWanted[] = {
     {"forward_varlen", [](const Round& r) { return with(r, kForward, 3, 0, 0, 0); }},
     {"forward_paged", [](const Round& r) { return with(r, kForward, 4, 0, 0, 0); }},
     {"forward_paged_varlen", [](const Round& r) { return with(r, kForward, 5, 0, 0, 0); }},
+    {"forward_latent", [](const Round& r) { return with(r, kForward, 8, 0, 0, 0); }},
+    {"forward_latent_paged", [](const Round& r) { return with(r, kForward, 12, 0, 0, 0); }},
     {"forward_starts",
      [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && r.last.starts_kv; }},
     {"forward_dropout",

@@ -94,7 +94,8 @@ def descriptor(case, device):
         ops=FORWARD | (BACKWARD if both else 0),
         dtype=DTYPES[case.dtype], dtype_o=DTYPES[case.dtype_o], heads_q=case.heads_q,
         heads_kv=case.heads_kv, dim_qk=case.dim_qk, dim_v=case.dim_v,
-        layout=(case.cu_q is not None) | (case.cu_kv is not None) << 1 | (case.page_size > 0) << 2,
+        layout=((case.cu_q is not None) | (case.cu_kv is not None) << 1 | (case.page_size > 0) << 2
+                | (case.descale_dim > 0) << 3),
         page_size=case.page_size,
         mask=(case.causal | (case.window is not None) << 1 | (case.chunk > 0) << 2
               | case.top_left << 3 | (case.blocks is not None) << 4 | (case.tree > 0) << 5
@@ -112,7 +113,8 @@ def descriptor(case, device):
     if case.bias:
         fields["dtype_bias"] = DTYPES[case.bias]
     if case.dtype_kv in EIGHT_BITS:
-        fields.update(dtype_kv=DTYPES[case.dtype_kv], descale_block=case.descale_block)
+        fields.update(dtype_kv=DTYPES[case.dtype_kv], descale_block=case.descale_block,
+                      descale_dim=case.descale_dim)
     if both and case.dtype_grad != case.usual_grad:
         fields["dtype_grad"] = DTYPES[case.dtype_grad]
     return fields

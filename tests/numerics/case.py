@@ -27,6 +27,7 @@ class Case:
     dtype_grad: str = ""         # "": as dtype, or as dtype_o where that is f8
     descales: Optional[str] = None  # what they do not broadcast over: batch, head, token
     descale_block: int = 0
+    descale_dim: int = 0         # > 0: LATENT_KV
     scale_o: bool = False
     amax_o: Optional[str] = None  # what it is not the largest of: batch, head
     backward: bool = False
@@ -39,7 +40,7 @@ class Case:
     lens_kv: Optional[List[int]] = None
     starts_kv: Optional[List[int]] = None  # left padding
     page_size: int = 0                    # > 0: PAGED_KV
-    strides: str = "packed"               # packed bshd bhsd sbhd qkv padded broadcast
+    strides: str = "packed"               # packed bshd bhsd sbhd qkv padded broadcast record
     v_in_k: bool = False                  # V is the first elements of K's rows: latent attention
 
     # Masks.
@@ -112,6 +113,15 @@ class Case:
     @property
     def usual_grad(self):
         return self.dtype_o if self.dtype == "f8" else self.dtype
+
+    @property
+    def columns_k(self):
+        """Elements of a row of k."""
+        return self.dim_qk - self.dim_v if self.descale_dim else self.dim_qk
+
+    @property
+    def latent_descales(self):
+        return -(-self.dim_v // self.descale_dim)
 
     @property
     def compute(self):

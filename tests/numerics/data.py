@@ -13,6 +13,7 @@ class Data:
     (batch|1, heads|1, rows|1, keys), slopes (batch|1, heads), sink (heads), block_mask
     (batch|1, heads|1, row blocks, key blocks), tree_bits (batch|1, rows|1, tree), hidden_pages
     (batch, pages), descales of q, k, v (batch|1, heads_kv|1, blocks|1), scale_o (batch|1, heads|1).
+    LATENT_KV: k without the elements of v, and descale_latent per sequence (rows, heads, blocks).
     float32, exact in the dtype of the case; block_mask, tree_bits and hidden_pages are bool."""
     q: List[np.ndarray]
     k: List[np.ndarray]
@@ -27,9 +28,14 @@ class Data:
     hidden_pages: Optional[np.ndarray] = None
     descales: Dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     scale_o: Optional[np.ndarray] = None
+    descale_latent: Optional[List[np.ndarray]] = None
 
     def meant(self, case, name, b):
         """The numbers of q, k or v of a sequence (rows, heads, dim): elements times descales."""
+        if case.descale_dim and name != "q":
+            factors = np.repeat(self.descale_latent[b], case.descale_dim, -1)[..., :case.dim_v]
+            v = self.v[b].astype(np.float64) * factors
+            return v if name == "v" else np.concatenate([v, self.k[b]], -1)
         x = getattr(self, name)[b]
         if name not in self.descales or not x.size:
             return x
@@ -47,8 +53,8 @@ def with_copies(case, data):
     K and V in the type of q."""
     wide = {name: [round_finite(data.meant(case, name, b).astype(np.float32), case.dtype)
                    for b in range(case.batch)] for name in "kv"}
-    return (case.replace(dtype_kv=case.dtype, descales=None, descale_block=0),
-            dataclasses.replace(data, descales={}, **wide))
+    return (case.replace(dtype_kv=case.dtype, descales=None, descale_block=0, descale_dim=0),
+            dataclasses.replace(data, descales={}, descale_latent=None, **wide))
 
 
 def kept(dims, case, letters="bhr"):
@@ -92,7 +98,7 @@ def make_data(case):
     rng = np.random.default_rng(case.seed)
 
     def normal(rows, heads, dim, dtype, factor=1.0):
-        if dtype == "i8" and case.descales is not None:
+        if dtype == "i8" and (case.descales is not None or case.descale_dim):
             factor *= INTEGERS
         return round_to(rng.standard_normal((rows, heads, dim)) * factor, dtype)
 
@@ -102,7 +108,8 @@ def make_data(case):
     data = Data(
         q=[normal(case.length_q(b), case.heads_q, case.dim_qk, case.dtype, amplitude)
            for b in sequences],
-        k=[normal(case.length_kv(b), case.heads_kv, case.dim_qk, case.dtype_kv, case.amplitude)
+        k=[normal(case.length_kv(b), case.heads_kv, case.columns_k,
+                  case.dtype if case.descale_dim else case.dtype_kv, case.amplitude)
            for b in sequences],
         v=[normal(case.length_kv(b), case.heads_kv, case.dim_v, case.dtype_kv)
            for b in sequences],
@@ -110,6 +117,11 @@ def make_data(case):
               for b in sequences],
         dlse=[rng.standard_normal((case.heads_q, case.length_q(b))).astype(np.float32)
               for b in sequences])
+    if case.descale_dim:
+        unit = INTEGERS if case.dtype_kv == "i8" else 1
+        data.descale_latent = [
+            (rng.uniform(0.2, 1.5, (*x.shape[:2], case.latent_descales)) / unit).astype(np.float32)
+            for x in data.v]
     if case.v_in_k:
         data.v = [x[..., :case.dim_v] for x in data.k]
     if case.strides == "broadcast":

@@ -27,6 +27,10 @@ def in_eight_bits(case, seed):
         changes["scale_o"] = draw.random() < 0.8
     if not case.backward and draw.random() < 0.5:
         changes["amax_o"] = draw.choice(["bh", "b", "h", ""])
+    if changes.get("dtype") != "f8" and not case.backward and case.dim_v < case.dim_qk and \
+            draw.random() < 0.4:
+        changes.update(descale_dim=draw.choice([1, 7, 16, 128]), descales=None, descale_block=0,
+                       amax_o=None, strides=draw.choice([case.strides, "record"]))
     # An o of 8 bits tells large results from small ones only.
     return case.replace(**changes)
 

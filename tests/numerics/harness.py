@@ -8,6 +8,7 @@ import numpy as np
 from . import capi
 from .buffers import FILL, Buffer, Placement, place, place_pages
 from .data import make_data
+from .latent import cache_fields
 
 
 @dataclasses.dataclass
@@ -82,7 +83,9 @@ class Call:
         is_input = values is not None
         rows_q = like in "qo"
         heads = case.heads_q if rows_q else case.heads_kv
-        dim = case.dim_qk if like in "qk" else case.dim_v
+        dim = {"q": case.dim_qk, "k": case.columns_k}.get(like, case.dim_v)
+        if name == "descale_latent":
+            dim = case.latent_descales
         side = "q" if rows_q else "kv"
         capacities, lengths = ([getattr(case, kind + side)(b) for b in range(case.batch)]
                                for kind in ("capacity_", "length_"))
@@ -94,7 +97,7 @@ class Call:
         extra = {}
         if self.packs_qkv() and like in "qkv":
             extra, share = self.qkv_base(like), "qkv" if is_input else "dqkv"
-        elif mode == "qkv":
+        elif mode in ("qkv", "record"):
             mode = "padded"
         if case.page_size and not rows_q:
             where, self.page_count = place_pages(mode, lengths, case.page_size, heads, dim,
@@ -178,9 +181,12 @@ class Call:
             fields["page_table"] = dict(
                 capi.PACKED, data=capi.pointer(self.put("page_table", np.int32, table)),
                 stride_batch=stride if gap else -1)
-        for name in "qkv":
-            fields[name] = self.tensor(name, case.dtype if name == "q" else case.dtype_kv,
-                                       getattr(data, name))
+        fields["q"] = self.tensor("q", case.dtype, data.q)
+        if case.descale_dim:
+            fields.update(cache_fields(self))
+        else:
+            for name in "kv":
+                fields[name] = self.tensor(name, case.dtype_kv, getattr(data, name))
         if case.page_size:
             fields["pages"] = self.page_count
         for side in ("q", "kv"):
@@ -341,7 +347,8 @@ class Call:
         result = Result(self.take("o", out["o"]))
         if case.dtype_kv != case.dtype:
             info = self.plan.info(capi.FORWARD, self.sizes)
-            result.copied = "on copies of K and V" in capi.ffi.string(info.why).decode()
+            result.copied = "on copies of K and V" in capi.ffi.string(info.why).decode() or (
+                case.descale_dim > 0 and self.device.name != "cpu")
         if self.data.scale_o is not None:
             scale = self.data.scale_o[:, None, :, None]
             result.o = [o / scale[b if len(scale) > 1 else 0] for b, o in enumerate(result.o)]

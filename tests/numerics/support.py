@@ -60,6 +60,11 @@ def holds_f8(asked: Dict[str, Any]) -> Any:
     return asked.get("dtype_kv") == capi.DTYPES["f8"]
 
 
+def is_deepseek(asked: Dict[str, Any]) -> Any:
+    return (bit("layout", 8)(asked) and holds_f8(asked) and dims_of(asked) == (576, 512)
+            and asked["descale_dim"] == 128)
+
+
 def changes_scores(asked: Dict[str, Any]) -> Any:
     return (asked.get("softcap") or asked.get("scale", 0) < 0 or asked.get("bias")
             or asked.get("dropout") or bit("mask", BLOCKS)(asked))
@@ -116,6 +121,10 @@ def rows() -> List[Row]:
         Row("cache of E4M3", cache, holds_f8),
         Row("cache of E4M3, block mask", dict(cache, mask=BLOCKS, block_q=64, block_kv=64),
             lambda asked: holds_f8(asked) and bit("mask", BLOCKS)(asked)),
+        Row("latent cache of DeepSeek", dict(cache, layout=8, descale_dim=128, dim_qk=576,
+                                             dim_v=512), is_deepseek),
+        Row("another latent cache", dict(cache, layout=8, descale_dim=16, dim_v=32),
+            lambda asked: bit("layout", 8)(asked) and not is_deepseek(asked)),
     ]
     return found
 

@@ -155,6 +155,15 @@ K and V are pools of pages (page, page_size, head, dim); page_table says which. 
 not together with VARLEN_KV.
 """
 const FLASHATTN_LAYOUT_PAGED_KV = UInt32(4)
+"""
+The quantised cache of latent attention (DeepSeek-AI 2024). A key is its value and dim_qk - dim_v
+elements more, which rotate: v holds those of dtype_kv, F8E4M3 or I8, descale_latent a descale
+for each descale_dim of them, and k only those behind, in the type of q. So lies a record of 656
+bytes a token, 512 of v, 4 descales, 64 of k in 16 bits: three arrays with stride_seq = 656, 164
+and 328. GPUs want these strides to be the same in bytes. Forward only; flashattn_quantize and
+flashattn_append_kv refuse it.
+"""
+const FLASHATTN_LAYOUT_LATENT_KV = UInt32(8)
 
 # enum flashattn_mask
 # Which keys a query sees, as bits: all must agree. With Sq, Sk the lengths of the sequence and
@@ -278,7 +287,8 @@ const flashattn_dtype = (DEFAULT = FLASHATTN_DTYPE_DEFAULT, F32 = FLASHATTN_DTYP
     FLASHATTN_DTYPE_F16, BF16 = FLASHATTN_DTYPE_BF16, F8E4M3 = FLASHATTN_DTYPE_F8E4M3, U8 =
     FLASHATTN_DTYPE_U8, I8 = FLASHATTN_DTYPE_I8,)
 const flashattn_layout = (VARLEN_Q = FLASHATTN_LAYOUT_VARLEN_Q, VARLEN_KV =
-    FLASHATTN_LAYOUT_VARLEN_KV, PAGED_KV = FLASHATTN_LAYOUT_PAGED_KV,)
+    FLASHATTN_LAYOUT_VARLEN_KV, PAGED_KV = FLASHATTN_LAYOUT_PAGED_KV, LATENT_KV =
+    FLASHATTN_LAYOUT_LATENT_KV,)
 const flashattn_mask = (CAUSAL = FLASHATTN_MASK_CAUSAL, WINDOW = FLASHATTN_MASK_WINDOW, CHUNK =
     FLASHATTN_MASK_CHUNK, TOP_LEFT = FLASHATTN_MASK_TOP_LEFT, BLOCKS = FLASHATTN_MASK_BLOCKS,
     TREE = FLASHATTN_MASK_TREE, PAGES = FLASHATTN_MASK_PAGES,)
@@ -425,7 +435,10 @@ Base.@kwdef struct flashattn_desc
     rounds to 0 or to 1 is refused.
     """
     dropout::Cfloat = 0
-    "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8."
+    """
+    Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8, and not with
+    LATENT_KV, where each token has its own.
+    """
     descale_block::Int32 = 0
     """
     Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
@@ -461,7 +474,8 @@ Base.@kwdef struct flashattn_desc
     beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     """
     dtype_grad::Int32 = 0
-    reserved::Int32 = 0
+    "Elements of a value that share a descale, >= 1; 128 in DeepSeek's cache. Only with LATENT_KV."
+    descale_dim::Int32 = 0
 end
 
 """
@@ -495,7 +509,7 @@ larger head dimension, may be more than 2^46.
 """
 Base.@kwdef struct flashattn_args
     "Required: sizeof(flashattn_args)."
-    struct_size::UInt32 = 768
+    struct_size::UInt32 = 800
     "Sequences. 0: nothing to do."
     batch::Int32 = 0
     """
@@ -511,10 +525,14 @@ Base.@kwdef struct flashattn_args
     q::flashattn_tensor = flashattn_tensor()
     """
     (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
-    dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk).
+    dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). LATENT_KV: of dtype, and dim_qk - dim_v
+    elements in the place of dim_qk.
     """
     k::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise."
+    """
+    (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
+    elements of the keys.
+    """
     v::flashattn_tensor = flashattn_tensor()
     "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1])."
     cu_seqlens_q::Ptr{Int32} = C_NULL
@@ -627,9 +645,15 @@ Base.@kwdef struct flashattn_args
     """
     (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
     scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    On a GPU scores beyond 2^20 may raise it by some percent.
+    On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
     """
     amax_o::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
+    v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
+    PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
+    """
+    descale_latent::flashattn_tensor = flashattn_tensor()
 end
 
 "    flashattn_merge_args(; fields...)"
@@ -1036,6 +1060,14 @@ const ARRAYS = [
                [Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
                [], nothing, 0),
+    ArrayField(:descale_latent, :input, true, :f32,
+               [Extent(:dim_v, 0, :descale_dim, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:seqlen_kv, 0, nothing, :stride_seq),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [Extent(:dim_v, 0, :descale_dim, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:total_kv, 0, nothing, :stride_seq)], :layout, FLASHATTN_LAYOUT_LATENT_KV),
 ]
 
 """
@@ -1317,7 +1349,7 @@ For each sequence, head and query, with the masks and the sequence's off of enum
 magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
 row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
 are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
-beyond its range become its largest.
+beyond its range become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
                     bytes are needed.
   workspace_bytes   at least flashattn_workspace_size for these sizes.
@@ -1378,7 +1410,7 @@ Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded
 descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
 whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
 and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
-and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
+and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV, LATENT_KV.
 ```
 """
 function flashattn_quantize(plan, args, stream)
@@ -1399,7 +1431,7 @@ in fp32, every product and sum rounded by itself, so that all devices write the 
 plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
 Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
 the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
-has more new elements than one CTA moves.
+has more new elements than one CTA moves. UNSUPPORTED: LATENT_KV.
 ```
 """
 function flashattn_append_kv(plan, args, stream)
@@ -1476,7 +1508,7 @@ const LAYOUT = (
         (:max_total_kv, 144, 8),
         (:workspace_limit, 152, 8),
         (:dtype_grad, 160, 4),
-        (:reserved, 164, 4),
+        (:descale_dim, 164, 4),
     )),
     (flashattn_tensor, 32, (
         (:data, 0, 8),
@@ -1484,7 +1516,7 @@ const LAYOUT = (
         (:stride_head, 16, 8),
         (:stride_seq, 24, 8),
     )),
-    (flashattn_args, 768, (
+    (flashattn_args, 800, (
         (:struct_size, 0, 4),
         (:batch, 4, 4),
         (:seqlen_q, 8, 4),
@@ -1526,6 +1558,7 @@ const LAYOUT = (
         (:error, 696, 8),
         (:scale_o, 704, 32),
         (:amax_o, 736, 32),
+        (:descale_latent, 768, 32),
     )),
     (flashattn_merge_args, 112, (
         (:struct_size, 0, 4),

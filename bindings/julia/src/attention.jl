@@ -51,6 +51,8 @@ Further:
 - `parallel = false`: on the CPU, `true`: Julia's threads compute, in place of the library's own.
   The bits are the same. An interrupt waits for the call to return
 - `descale_q`, `descale_k`, `descale_v`, `descale_block`: see `LibFlashAttn.flashattn_args`
+- `descale_latent`, `descale_dim`: of the quantised cache of latent attention, see `LATENT_KV` of
+  `LibFlashAttn.flashattn_layout`; k holds only what keys have behind their values
 
 `bias` and `sink` may be given behind v instead, or `nothing`: there automatic differentiation finds
 their gradients, while keywords are constants to it.

@@ -40,7 +40,7 @@ A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `c
 - `hidden_pages = false`: whether page numbers may hide keys
 - `max_batch`, `max_seqlen_q`, `max_seqlen_kv`, `max_total_q`, `max_total_kv`: maxima, 0: none
 - `device = :cpu` or `:cuda`, `device_index = 0`, `multiprocessors = 0`, `workspace_limit = 0`,
-  `tree = 0`, `descale_block = 0`: see `LibFlashAttn.flashattn_desc`
+  `tree = 0`, `descale_block = 0`, `latent_kv = false`, `descale_dim = 0`: see `LibFlashAttn.flashattn_desc`
 
 The rest is explained at [`attention`](@ref). Throws a [`FlashAttentionError`](@ref) for what it
 cannot write down; whether a device can do it is for `Plan` to find out.

@@ -3,7 +3,7 @@
 "The arrays of the header's table that are read beside q, k and v."
 const BESIDE = filter(field -> field.role === :input, C.ARRAYS)
 "Numbers of the descriptor that say how such an array is read, and which ones."
-const NUMBERS = [:block_q, :block_kv, :tree, :descale_block]
+const NUMBERS = [:block_q, :block_kv, :tree, :descale_block, :descale_dim]
 "All keywords of Inputs."
 const TAKEN = union([:layout, :page_layout, :first_page, :max_seqlen_q, :max_seqlen_kv, :rng_seed,
                      :rng_offset, :parallel], map(field -> field.name, BESIDE), NUMBERS)
@@ -39,7 +39,8 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
     kv_layout, kv_dims = paged ? get(options, :page_layout, :dhsp) : layout, varlen_kv ? 3 : 4
     tq = Tensor(q, layout, varlen_q ? 3 : 4, "q")
     tk, tv = Tensor(k, kv_layout, kv_dims, "k"), Tensor(v, kv_layout, kv_dims, "v")
-    check_heads(tq, tk, tv, paged ? "layout and page_layout" : "layout = :$layout")
+    check_heads(tq, tk, tv, paged ? "layout and page_layout" : "layout = :$layout",
+                given(:descale_latent) !== nothing)
 
     batch, seqlen_q = varlen_q ? sequences(given(:cu_seqlens_q), given(:max_seqlen_q), "_q") :
                       (tq.batch, tq.rows)
@@ -85,6 +86,10 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         end
         read === x || push!(inputs.made, read)
         inputs.arrays[field.name] = read
+        if field.name === :descale_latent
+            set!(args, field.name, latent_descales(read, kv_layout, kv_dims, inputs))
+            continue
+        end
         place!(args, field, read, inputs)
     end
     return inputs
@@ -152,16 +157,34 @@ function extent(e::C.Extent, field::C.ArrayField, sizes::Dict{Symbol,Int})
     return by == 0 ? Int(whole > 0) : cld(whole, by)
 end
 
-function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String)
+"The factors of a latent cache, which lie as v does."
+function latent_descales(x::AbstractArray, layout::Symbol, n::Int, inputs::Inputs)
+    step = inputs.sizes[:descale_dim]
+    step > 0 || refuse(:SIZE, "descale_dim",
+        "descale_dim = 0; descale_latent needs it, the elements of v that share a factor, at least 1")
+    t = Tensor(x, layout, n, "descale_latent")
+    check_size(x, like(inputs.v, cld(inputs.v.dim, step)), "descale_latent")
+    check_device(x, inputs.q, "descale_latent")
+    return t.c
+end
+
+"latent: a key is a row of v, of 8 bits, and behind it one of k, of the type of q."
+function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String, latent::Bool)
     types = map(t -> eltype(t.array), (q, k, v))
     foreach(dtype, types, ("q", "k", "v"))
-    types[2] === types[3] && types[2] in (types[1], CACHE_8BIT...) ||
+    latent && (types[2] !== types[1] || !(types[3] in CACHE_8BIT)) && refuse(:DTYPE, "k",
+        "q, k, v have elements $(join(types, ", ")); with descale_latent k must be as q, and v " *
+        "F8E4M3 or Int8: convert them")
+    latent || types[2] === types[3] && types[2] in (types[1], CACHE_8BIT...) ||
         refuse(:DTYPE, types[2] === types[3] ? "k" : "v",
             "q, k, v have elements $(join(types, ", ")); they must be the same, or k and v F8E4M3 or Int8: " *
             "convert two of them")
     device(q) == device(k) == device(v) || refuse(:NO_DEVICE, device(q) == device(k) ? "v" : "k",
         "q, k, v lie on different devices; move them to one")
-    q.dim == k.dim || refuse(:HEAD_DIM_PAIR, "k",
+    latent && q.dim != k.dim + v.dim && refuse(:HEAD_DIM_PAIR, "k",
+        "k has head dimension $(k.dim), v has $(v.dim), q has $(q.dim); with descale_latent those of k " *
+        "and v must add up to that of q")
+    latent || q.dim == k.dim || refuse(:HEAD_DIM_PAIR, "k",
         "k has head dimension $(k.dim), q has $(q.dim); give both the same first dimension")
     Base.tail(size(k.array)) == Base.tail(size(v.array)) || refuse(:SIZE, "v",
         "k has size $(size(k.array)), v has $(size(v.array)); only their first may differ")
@@ -241,7 +264,7 @@ function plan_key(x::Inputs)
     kind, index = device(x.q)
     key = Dict{Symbol,Any}(name => x.sizes[name] for name in
                            (:heads_q, :heads_kv, :dim_qk, :dim_v, :page_size, NUMBERS...))
-    key[:dtype_kv] = eltype(x.k.array)
+    key[:dtype_kv] = eltype(x.v.array)
     key[:device] = kind == C.FLASHATTN_DEVICE_CPU ? :cpu : :cuda
     key[:device_index] = index
     for field in BESIDE

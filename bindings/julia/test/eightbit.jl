@@ -47,3 +47,21 @@
     @test_throws FlashAttentionError attention_backward!(copy(q), copy(k), copy(v), dout, q, k, v, o, lse)
     @test_throws FlashAttentionError attention(half, k, Float16.(float32.(v)))
 end
+
+@testset "the quantised cache of latent attention" begin
+    q, k = Float16.(normal(Float32, 24, 4, 3, 2)), Float16.(normal(Float32, 8, 2, 70, 2))
+    v, descale = F8E4M3.(normal(Float32, 16, 2, 70, 2)), 0.5f0 .+ rand(Float32, 2, 2, 70, 2)
+    meant = float32.(v) .* repeat(descale; inner = (8, 1, 1, 1))
+    o = attention(q, k, v; dtype_o = Float32, descale_latent = descale, descale_dim = 8, causal = true)
+    @test o ≈ attention(float32.(q), cat(meant, float32.(k); dims = 1), meant; causal = true) rtol = 1e-4
+    plan = Plan(Float16; dtype_kv = F8E4M3, heads_q = 4, heads_kv = 2, dim_qk = 24, dim_v = 16,
+                latent_kv = true, descale_dim = 8, dtype_o = Float32, causal = true)
+    @test attention(plan, q, k, v; descale_latent = descale, descale_dim = 8) == o
+    refuses(words; options...) =
+        occursin(words, said(() -> attention(q, k, v; options...), FlashAttentionError))
+    @test refuses("must be the same"; descale_dim = 8)
+    @test refuses("descale_dim = 0"; descale_latent = descale)
+    @test refuses("expected (4, 2, 70, 2)"; descale_latent = descale, descale_dim = 4)
+    @test occursin("add up", said(() -> attention(q, q, v; descale_latent = descale, descale_dim = 8),
+                                  FlashAttentionError))
+end

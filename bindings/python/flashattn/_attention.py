@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         block_kv: int
         tree: int
         descale_block: int
+        descale_latent: Any
+        descale_dim: int
         amax_o: Any
         splits: int
         determinism: Determinisms
@@ -152,6 +154,10 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     sink        (heads_q,) logits that take part in the softmax and have no value
     descale_q, descale_k, descale_v  factors of 8-bit arrays, float32, broadcast to (batch,
                 heads_kv, blocks) of descale_block tokens (0: all); quantize() makes them
+    descale_latent, descale_dim  of the quantised cache of latent attention, see LATENT_KV of the
+                header: float32 factors of v, an 8-bit array, shaped like it, one for each
+                descale_dim elements; k holds only what keys have behind their values, in the type
+                of q
     scale_o     factor of an 8-bit o, which saturates, broadcast to (batch, heads_q)
     amax_o      float32, written: the largest |o| before scale_o of (batch, heads_q), or over an
                 index of size 1

@@ -118,6 +118,13 @@ class Layout(IntFlag):
     #: K and V are pools of pages (page, page_size, head, dim); page_table says which. Forward only,
     #: not together with VARLEN_KV.
     PAGED_KV = 4
+    #: The quantised cache of latent attention (DeepSeek-AI 2024). A key is its value and dim_qk - dim_v
+    #: elements more, which rotate: v holds those of dtype_kv, F8E4M3 or I8, descale_latent a descale
+    #: for each descale_dim of them, and k only those behind, in the type of q. So lies a record of 656
+    #: bytes a token, 512 of v, 4 descales, 64 of k in 16 bits: three arrays with stride_seq = 656, 164
+    #: and 328. GPUs want these strides to be the same in bytes. Forward only; flashattn_quantize and
+    #: flashattn_append_kv refuse it.
+    LATENT_KV = 8
 
 
 class Mask(IntFlag):
@@ -279,7 +286,8 @@ class Descriptor(NamedTuple):
     #: Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
     #: rounds to 0 or to 1 is refused.
     dropout: float = 0.0
-    #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8.
+    #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8, and not with
+    #: LATENT_KV, where each token has its own.
     descale_block: int = 0
     #: Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
     #: chooses, for short queries only. 1: never.
@@ -305,6 +313,8 @@ class Descriptor(NamedTuple):
     #: The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
     #: beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     dtype_grad: int = 0
+    #: Elements of a value that share a descale, >= 1; 128 in DeepSeek's cache. Only with LATENT_KV.
+    descale_dim: int = 0
 
 
 class DeviceInfo(NamedTuple):
@@ -527,6 +537,12 @@ ARRAYS: Dict[str, Array] = {
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_q", 0, "", "stride_head"),
     ), "optional with F8E4M3 or I8"),
+    "descale_latent": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("dim_v", 0, "descale_dim", "stride_seq"),
+    ), "required with LATENT_KV"),
 }
 
 
@@ -621,7 +637,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("max_total_kv", 144, 8),
         ("workspace_limit", 152, 8),
         ("dtype_grad", 160, 4),
-        ("reserved", 164, 4),
+        ("descale_dim", 164, 4),
     )),
     "flashattn_tensor": (32, (
         ("data", 0, 8),
@@ -629,7 +645,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("stride_head", 16, 8),
         ("stride_seq", 24, 8),
     )),
-    "flashattn_args": (768, (
+    "flashattn_args": (800, (
         ("struct_size", 0, 4),
         ("batch", 4, 4),
         ("seqlen_q", 8, 4),
@@ -671,6 +687,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("error", 696, 8),
         ("scale_o", 704, 32),
         ("amax_o", 736, 32),
+        ("descale_latent", 768, 32),
     )),
     "flashattn_merge_args": (112, (
         ("struct_size", 0, 4),
@@ -955,7 +972,7 @@ For each sequence, head and query, with the masks and the sequence's off of enum
 magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
 row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
 are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
-beyond its range become its largest.
+beyond its range become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
                     bytes are needed.
   workspace_bytes   at least flashattn_workspace_size for these sizes.
@@ -995,7 +1012,7 @@ Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded
 descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
 whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
 and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
-and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
+and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV, LATENT_KV.
 """,
     "flashattn_append_kv": """\
 int32_t flashattn_append_kv(const flashattn_plan *plan, const flashattn_append_kv_args *args,
@@ -1009,7 +1026,7 @@ in fp32, every product and sum rounded by itself, so that all devices write the 
 plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
 Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
 the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
-has more new elements than one CTA moves.
+has more new elements than one CTA moves. UNSUPPORTED: LATENT_KV.
 """,
     "flashattn_dropout_mask": """\
 int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,

@@ -17,15 +17,15 @@ from ._options import integer
 
 # The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
 FACTS = ("dtype", "dtype_kv", "heads_q", "heads_kv", "dim_qk", "dim_v", "page_size", "block_q",
-         "block_kv", "tree", "descale_block", "dtype_bias", "varlen_q", "varlen_kv", "alibi",
-         "sink")
+         "block_kv", "tree", "descale_block", "descale_dim", "dtype_bias", "varlen_q", "varlen_kv",
+         "latent_kv", "alibi", "sink")
 # The arrays that come beside q, k and v, and of those that a flag of describe() speaks of, by it.
 BESIDE = {name: array for name, array in ARRAYS.items()
           if array.role == "input" and name not in ("q", "k", "v")}
 _FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BESIDE.items()}
 _PRESENT = tuple(_FLAGS[fact] for fact in FACTS if fact in _FLAGS and fact != "tree")
 # Numbers of the descriptor that their shapes depend on.
-NUMBERS = ("block_q", "block_kv", "tree", "descale_block")
+NUMBERS = ("block_q", "block_kv", "tree", "descale_block", "descale_dim")
 _NO_NUMBERS = dict.fromkeys(NUMBERS, 0)
 _OF_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
 _STRIDES = ("stride_batch", "stride_head", "stride_seq")
@@ -126,7 +126,7 @@ class Inputs:
         self.numbers = _NO_NUMBERS
         if given:
             self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
-        self._check_heads("page_table" in given)
+        self._check_heads("page_table" in given, "descale_latent" in given)
         # Members of flashattn_args by name, and the views that own their memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
         self.seen: Dict[str, View] = {}
@@ -141,20 +141,25 @@ class Inputs:
         # Some rows may be padding: they are not written.
         self.ragged = False
         for name, array in self.seen.items():
+            if name == "descale_latent":
+                self.members[name] = self._descale_latent(Tensor(array, kv_layout, kv_dims, name))
+                continue
             self.members[name] = self._member(name, BESIDE[name], array)
             self.ragged |= name in _OF_LENGTHS
 
-    def _check_heads(self, paged: bool) -> None:
+    def _check_heads(self, paged: bool, latent: bool) -> None:
         q, k, v = self.q, self.k, self.v
-        if k.view.dtype != v.view.dtype:
+        if latent:
+            self._check_latent()
+        elif k.view.dtype != v.view.dtype:
             names = [_arrays.NAMES[t.view.dtype] for t in (k, v)]
             raise wrong_type(f"k and v have dtypes {', '.join(names)}; they must be the same: "
                              f"convert v to {names[0]}", "v")
-        if q.view.dtype != k.view.dtype and k.view.dtype not in _arrays.CACHE_8BIT:
+        elif q.view.dtype != k.view.dtype and k.view.dtype not in _arrays.CACHE_8BIT:
             names = [_arrays.NAMES[t.view.dtype] for t in (q, k)]
             raise wrong_type(f"q and k have dtypes {', '.join(names)}; they must be the same: "
                              f"convert k and v to {names[0]}", "k")
-        if k.dim != q.dim:
+        elif k.dim != q.dim:
             raise invalid(f"k has head dimension {k.dim}, q has {q.dim}; they must be the same",
                           Reason.HEAD_DIM_PAIR, "k")
         if (k.batch, k.heads, k.rows) != (v.batch, v.heads, v.rows):
@@ -165,6 +170,31 @@ class Inputs:
                           f"{k.heads} of k and v; each KV head serves as many query heads: give "
                           f"other heads or repeat them{self._other_order(q.rows, k.rows, paged)}",
                           Reason.HEAD_RATIO, "heads_kv")
+
+    def _check_latent(self) -> None:
+        """A key is a row of v, of 8 bits, and behind it one of k, of the type of q."""
+        q, k, v = self.q, self.k, self.v
+        if k.view.dtype != q.view.dtype or v.view.dtype not in _arrays.CACHE_8BIT:
+            names = [_arrays.NAMES[t.view.dtype] for t in (q, k, v)]
+            raise wrong_type(f"q, k and v have dtypes {', '.join(names)}; with descale_latent k "
+                             "must be of the type of q, and v float8_e4m3fn or int8: convert them",
+                             "k")
+        if k.dim + v.dim != q.dim:
+            raise invalid(f"k has head dimension {k.dim}, v has {v.dim}, q has {q.dim}; with "
+                          "descale_latent those of k and v must add up to that of q: k holds only "
+                          "what keys have behind their values", Reason.HEAD_DIM_PAIR, "k")
+
+    def _descale_latent(self, array: Tensor) -> Tuple[Any, int, int, int]:
+        """It lies as v does."""
+        step = self.numbers["descale_dim"]
+        if step < 1:
+            raise invalid(f"descale_dim = {step}, but descale_latent is given, whose shape depends "
+                          "on it; give at least 1", Reason.SIZE, "descale_dim")
+        expected = self.v.like(-(-self.v.dim // step))
+        if array.view.shape != expected:
+            raise invalid(f"descale_latent has shape {array.view.shape}; expected {expected}, a "
+                          f"factor for each {step} elements of v", Reason.SIZE, "descale_latent")
+        return array.c()
 
     def _other_order(self, heads: int, heads_kv: int, paged: bool = False) -> str:
         """What to say where heads and tokens would fit if they stood the other way around."""
@@ -292,7 +322,7 @@ class Inputs:
     def facts(self) -> Tuple[Any, ...]:
         """What a descriptor says of the arrays; see FACTS."""
         q, k, seen = self.q, self.k, self.seen
-        return (q.view.dtype, k.view.dtype, q.heads, k.heads, q.dim, self.v.dim,
+        return (q.view.dtype, self.v.view.dtype, q.heads, k.heads, q.dim, self.v.dim,
                 self.sizes["page_size"], *self.numbers.values(),
                 seen["bias"].dtype if "bias" in seen else 0, *[name in seen for name in _PRESENT])
 

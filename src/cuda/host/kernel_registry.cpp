@@ -18,6 +18,11 @@ namespace {
 
 bool always(const Problem&, const char**) { return true; }
 
+bool is_not_latent(const Problem& problem, const char** why_not) {
+  *why_not = "";
+  return !problem.is_latent();
+}
+
 template <class Row, class Made>
 std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
   return std::unique_ptr<const Row>(new Made(problem, device));
@@ -47,7 +52,7 @@ Registry<ForwardRow> forward_registry() {
       {{"sm90"}, has_one_type, make<ForwardRow, sm90::ForwardKernels>},
       {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
-      {{"sm80", "sm90", "sm90_mla"}, always, make<ForwardRow, sm80::ForwardKernels>},
+      {{"sm80", "sm90", "sm90_mla"}, is_not_latent, make<ForwardRow, sm80::ForwardKernels>},
 #if FLASHATTN_CUDA_SM90
       {{"sm90_fp8"}, always, make<ForwardRow, sm90::Fp8ForwardKernels>},
 #endif

@@ -117,9 +117,11 @@ int32_t check_alignment(const NamedTensor& named) {
 }
 
 int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args) {
+  constexpr int32_t kF32 = FLASHATTN_DTYPE_F32;
   const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
-                                 {"k", args.inputs.k, problem.dtype_kv, true},
+                                 {"k", args.inputs.k, problem.dtype_k(), true},
                                  {"v", args.inputs.v, problem.dtype_kv, true},
+                                 {"descale_latent", args.descale_latent, kF32, true},
                                  {"o", args.o, problem.dtype_o}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;

@@ -94,6 +94,17 @@ const Predicate kPredicates[] = {
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10,
                      cuda_architectures());
      }},
+    {[](const Problem& p, const Device&) { return p.is_latent(); }, FLASHATTN_REASON_LAYOUT,
+     "layout",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(
+           text, capacity,
+           "layout has LATENT_KV, with dtype = %s, dtype_kv = %s, dim_qk = %d, dim_v = %d, "
+           "descale_dim = %d: of GPUs only Hopper computes it, for F16 or BF16, F8E4M3, "
+           "576, 512, 128, a plain scale and masks by position; use those, or device = "
+           "CPU",
+           dtype_name(p.dtype), dtype_name(p.dtype_kv), p.dim_qk, p.dim_v, p.descale_dim);
+     }},
     {[](const Problem& p, const Device&) { return p.multiprocessors != 0; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "multiprocessors",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

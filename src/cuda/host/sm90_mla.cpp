@@ -2,6 +2,7 @@
 #include "cuda/host/sm90_mla.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <numeric>
 
 #include "core/error.h"
@@ -18,9 +19,41 @@ constexpr int32_t kLeastBoxRows = 8;   // TMA boxes of fewer rows are slower tha
 
 const MlaEntry* find(const Problem& p) {
   for (const MlaEntry* e : mla_table()) {
-    if (e->dtype == p.dtype && e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v) return e;
+    if (e->dtype != p.dtype || e->dtype_kv != p.dtype_kv) continue;
+    const bool fits = e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
+    const bool same = e->dim_qk == p.dim_qk && e->dim_v == p.dim_v;
+    if (p.is_latent() ? same && p.descale_dim == kLatentDescaleDim : fits) return e;
   }
   return nullptr;
+}
+
+// Whether each stride of an array with elements of `size` bytes is as many bytes as that of v,
+// which has elements of one.
+bool lies_with_v(const flashattn_tensor& t, int32_t size, const flashattn_tensor& v) {
+  return t.stride_batch * size == v.stride_batch && t.stride_head * size == v.stride_head &&
+         t.stride_seq * size == v.stride_seq;
+}
+
+int64_t bytes_between(const flashattn_tensor& from, const flashattn_tensor& to) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(to.data) -
+                              reinterpret_cast<uintptr_t>(from.data));
+}
+
+// K and V of LATENT_KV.
+int32_t set_records(const ForwardArgs& args, MlaParams* p) {
+  const flashattn_tensor &v = args.inputs.v, &k = args.inputs.k, &descales = args.descale_latent;
+  if (!lies_with_v(k, 2, v) || !lies_with_v(descales, 4, v)) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE,
+                lies_with_v(k, 2, v) ? "descale_latent.stride_seq" : "k.stride_seq",
+                "v.stride_seq = %" PRId64 ", k.stride_seq = %" PRId64
+                ", descale_latent.stride_seq = %" PRId64
+                ": with LATENT_KV all strides of the three arrays must be the same in bytes on a "
+                "GPU; keep them in one array of records, such as one of 656 bytes a token",
+                v.stride_seq, k.stride_seq, descales.stride_seq);
+  }
+  p->k_of_record = bytes_between(v, k);
+  p->descales_of_record = bytes_between(v, descales);
+  return FLASHATTN_OK;
 }
 
 bool same_rows(const flashattn_tensor& k, const flashattn_tensor& v) {
@@ -39,6 +72,7 @@ MlaKernels::MlaKernels(const Problem& problem, const Device& device)
       multiprocessors_(device.properties.multiprocessors),
       kernel_(make_ready(*find(problem), multiprocessors_)),
       name_(std::string("sm90_mla_") + dtype_label(problem.dtype) + "_" +
+            (problem.is_latent() ? std::string(dtype_label(problem.dtype_kv)) + "_" : "") +
             std::to_string(kernel_.entry->dim_qk) + "_" + std::to_string(kernel_.entry->dim_v) +
             "_q" + std::to_string(kernel_.entry->tile_q) + "_kv" +
             std::to_string(kernel_.entry->tile_kv)),
@@ -48,12 +82,16 @@ MlaKernels::MlaKernels(const Problem& problem, const Device& device)
 
 bool MlaKernels::supports(const Shape& shape, const char** why_not) const {
   *why_not = shape.seqlen_kv == 0 ? "there are no keys" : "there are too many queries";
-  return shape.seqlen_kv > 0 &&
-         static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() <= kMaxRows;
+  // No other kernel takes LATENT_KV: launch() refuses what is too large.
+  return problem_.is_latent() || (shape.seqlen_kv > 0 && rows(shape) <= kMaxRows);
+}
+
+int64_t MlaKernels::rows(const Shape& shape) const {
+  return static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head();
 }
 
 bool MlaKernels::accepts(const ForwardArgs& args) const {
-  return same_rows(args.inputs.k, args.inputs.v);
+  return problem_.is_latent() || same_rows(args.inputs.k, args.inputs.v);
 }
 
 int64_t MlaKernels::ctas(const MlaParams& params, const Shape& shape) const {
@@ -64,23 +102,23 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
   const MlaEntry& entry = *kernel_.entry;
   const int32_t group = problem_.q_heads_per_kv_head();
   MlaParams p{};
-  p.row_tiles =
-      static_cast<int32_t>(ceil_div(static_cast<int64_t>(shape.seqlen_q) * group, entry.tile_q));
+  p.row_tiles = static_cast<int32_t>(ceil_div(std::min(rows(shape), kMaxRows), entry.tile_q));
   p.kv_box_rows = entry.tile_kv;
   if (problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
     const int32_t rows = std::gcd(problem_.page_size, entry.tile_kv);
     const bool hides = problem_.has_mask(FLASHATTN_MASK_PAGES);
     p.kv_box_rows = hides || rows < kLeastBoxRows ? 0 : rows;
   }
+  if (problem_.is_latent()) p.kv_box_rows = 0;
   p.by_row_tiles = FastDivmod::of(std::max(p.row_tiles, 1));
   p.by_group = FastDivmod::of(group);
   p.by_page_size = FastDivmod::of(std::max(problem_.page_size, 1));
   cuda::ForwardParams& common = p.common;
   set_problem(problem_, shape, &common);
-  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
+  const int64_t all_rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
   const int32_t step = 2 * entry.tile_kv;  // the warpgroups take a tile each
   const int64_t splits = whole_wave_splits(std::max<int64_t>(ctas(p, shape), 1), shape.seqlen_kv,
-                                           rows, kernel_.resident, step);
+                                           all_rows, kernel_.resident, step);
   common.split =
       split_rule(problem_, shape, splits, step, may_be_uneven(problem_, shape, multiprocessors_));
   common.max_splits = max_split_count(common.split, {shape.seqlen_q, shape.seqlen_kv});
@@ -100,6 +138,7 @@ int64_t MlaKernels::workspace(const Shape& shape) const {
 std::string MlaKernels::describe(const Shape& shape, flashattn_plan_properties* properties) const {
   describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
   properties->splits = split_count(grid(shape).common.split, {shape.seqlen_q, shape.seqlen_kv});
+  if (problem_.is_latent()) return "; E4M3 becomes 16 bits in shared memory";
   return "; for calls with V in the first columns of K, others run on the portable kernels";
 }
 
@@ -107,7 +146,16 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   const Shape& shape = args.shape;
   MlaParams p = grid(shape);
   cuda::ForwardParams& common = p.common;
+  if (rows(shape) > kMaxRows) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "seqlen_q",
+                "seqlen_q = %d times %d query heads of a KV head is above %" PRId64
+                ", the limit with LATENT_KV; split the queries",
+                shape.seqlen_q, problem_.q_heads_per_kv_head(), kMaxRows);
+  }
   if (const int32_t status = set_arrays(args, workspace, &common)) return status;
+  if (problem_.is_latent()) {
+    if (const int32_t status = set_records(args, &p)) return status;
+  }
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
   // Where all sequences have the same rows, both CTAs of a cluster have work.

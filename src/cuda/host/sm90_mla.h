@@ -1,5 +1,5 @@
 // The Hopper kernel for latent attention: one KV head for many query heads, V the first columns of
-// K. Calls with another V run on the portable kernels.
+// K. Calls with another V run on the portable kernels. Also for the quantised cache of LATENT_KV.
 #pragma once
 
 #include <string>
@@ -25,6 +25,7 @@ class MlaKernels final : public ForwardRow {
  private:
   // All parameters except the arguments, the workspace and the tensor map.
   MlaParams grid(const Shape& shape) const;
+  int64_t rows(const Shape& shape) const;  // of the longest sequence's KV head
   int64_t ctas(const MlaParams& params, const Shape& shape) const;
 
   const Problem problem_;

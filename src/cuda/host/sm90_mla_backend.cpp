@@ -19,8 +19,19 @@ bool has_modified_scores(Problem p) {
   return cuda::is_modified(p);
 }
 
+// Whether the portable kernels refuse what this backend leaves to them. They know no LATENT_KV, and
+// are asked as if the cache had the type of q.
+bool is_refused(const Problem& problem, const Device& device) {
+  Problem p = problem;
+  if (p.is_latent()) {
+    p.layout &= ~static_cast<uint32_t>(FLASHATTN_LAYOUT_LATENT_KV);
+    p.dtype_kv = p.dtype;
+  }
+  return is_refused_by_portable(p, device);
+}
+
 const Predicate kPredicates[] = {
-    {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
+    {is_refused, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "the portable kernels, which this backend needs, refuse");
      },
@@ -46,6 +57,14 @@ const Predicate kPredicates[] = {
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
      },
      true},
+    {[](const Problem& p, const Device&) { return p.dtype_o == FLASHATTN_DTYPE_F8E4M3; },
+     FLASHATTN_REASON_DTYPE, "dtype_o",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype_o = %s beside layout bit LATENT_KV is computed on the CPU only; use %s "
+                     "or FLASHATTN_DTYPE_F32",
+                     dtype_name(p.dtype_o), dtype_name(p.dtype));
+     }},
     {[](const Problem& p, const Device&) { return p.has_op(FLASHATTN_OP_BACKWARD); },
      FLASHATTN_REASON_OP, "ops",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

@@ -58,6 +58,11 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+// Brings contiguous bytes to L2; as above.
+__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)

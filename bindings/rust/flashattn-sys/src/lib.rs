@@ -369,6 +369,13 @@ impl flashattn_layout {
     /// K and V are pools of pages (page, page_size, head, dim); page_table says which. Forward only,
     /// not together with VARLEN_KV.
     pub const PAGED_KV: Self = Self(4);
+    /// The quantised cache of latent attention (DeepSeek-AI 2024). A key is its value and dim_qk - dim_v
+    /// elements more, which rotate: v holds those of dtype_kv, F8E4M3 or I8, descale_latent a descale
+    /// for each descale_dim of them, and k only those behind, in the type of q. So lies a record of 656
+    /// bytes a token, 512 of v, 4 descales, 64 of k in 16 bits: three arrays with stride_seq = 656, 164
+    /// and 328. GPUs want these strides to be the same in bytes. Forward only; flashattn_quantize and
+    /// flashattn_append_kv refuse it.
+    pub const LATENT_KV: Self = Self(8);
 
     /// The names of all values known here, each with its number.
     #[rustfmt::skip]
@@ -376,6 +383,7 @@ impl flashattn_layout {
         ("VARLEN_Q", 1),
         ("VARLEN_KV", 2),
         ("PAGED_KV", 4),
+        ("LATENT_KV", 8),
     ];
 
     /// Whether all bits of `other` are set.
@@ -824,7 +832,8 @@ pub struct flashattn_desc {
     /// Probability with which a weight is dropped, \[0, 1), rounded to steps of 1/65536. 0: off. What
     /// rounds to 0 or to 1 is refused.
     pub dropout: f32,
-    /// Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8.
+    /// Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8, and not with
+    /// LATENT_KV, where each token has its own.
     pub descale_block: i32,
     /// Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
     /// chooses, for short queries only. 1: never.
@@ -853,8 +862,8 @@ pub struct flashattn_desc {
     /// The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
     /// beside 8-bit inputs, which have the range of no gradient; otherwise as dtype.
     pub dtype_grad: i32,
-    /// `reserved`
-    pub reserved: i32,
+    /// Elements of a value that share a descale, >= 1; 128 in DeepSeek's cache. Only with LATENT_KV.
+    pub descale_dim: i32,
 }
 
 impl Default for flashattn_desc {
@@ -919,9 +928,11 @@ pub struct flashattn_args {
     /// (batch, seqlen_q, heads_q, dim_qk); dtype; required. VARLEN_Q: (total_q, heads_q, dim_qk).
     pub q: flashattn_tensor,
     /// (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
-    /// dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk).
+    /// dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). LATENT_KV: of dtype, and dim_qk - dim_v
+    /// elements in the place of dim_qk.
     pub k: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise.
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
+    /// elements of the keys.
     pub v: flashattn_tensor,
     /// (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \[cu\[b\], cu\[b + 1\]).
     pub cu_seqlens_q: *const i32,
@@ -1006,8 +1017,12 @@ pub struct flashattn_args {
     pub scale_o: flashattn_tensor,
     /// (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
     /// scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    /// On a GPU scores beyond 2^20 may raise it by some percent.
+    /// On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
     pub amax_o: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
+    /// v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
+    /// PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
+    pub descale_latent: flashattn_tensor,
 }
 
 impl Default for flashattn_args {
@@ -1035,6 +1050,7 @@ impl Default for flashattn_args {
         zeroed.dbias = flashattn_tensor::default();
         zeroed.scale_o = flashattn_tensor::default();
         zeroed.amax_o = flashattn_tensor::default();
+        zeroed.descale_latent = flashattn_tensor::default();
         zeroed
     }
 }
@@ -1668,7 +1684,7 @@ extern "C" {
     /// magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
     /// row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
     /// are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
-    /// beyond its range become its largest.
+    /// beyond its range become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
     ///
     /// ```text
     ///   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
@@ -1734,7 +1750,7 @@ extern "C" {
     /// descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
     /// whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
     /// and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
-    /// and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV.
+    /// and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV, LATENT_KV.
     ///
     /// # Safety
     ///
@@ -1757,7 +1773,7 @@ extern "C" {
     /// plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
     /// Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
     /// the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
-    /// has more new elements than one CTA moves.
+    /// has more new elements than one CTA moves. UNSUPPORTED: LATENT_KV.
     ///
     /// # Safety
     ///
@@ -1815,6 +1831,7 @@ pub mod table {
         pub block_kv: usize,
         pub tree: usize,
         pub descale_block: usize,
+        pub descale_dim: usize,
     }
 
     impl Sizes {
@@ -1836,6 +1853,7 @@ pub mod table {
                 block_kv: size(desc.block_kv as i64),
                 tree: size(desc.tree as i64),
                 descale_block: size(desc.descale_block as i64),
+                descale_dim: size(desc.descale_dim as i64),
             }
         }
     }
@@ -2063,6 +2081,15 @@ pub mod table {
             tensor: true,
             set: |a, p, s| a.amax_o = tensor(p, s),
         },
+        Array {
+            name: "descale_latent",
+            dtype: None,
+            dims: &[|s| s.batch, |s| s.seqlen_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)],
+            varlen: &[|s| s.total_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)],
+            strides: &[0, 2, 1],
+            tensor: true,
+            set: |a, p, s| a.descale_latent = tensor(p, s),
+        },
     ];
 }
 
@@ -2090,12 +2117,13 @@ macro_rules! arrays {
             { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor\nof v, at least 0. NULL: 1." }
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
             { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
+            { 21, descale_latent, f32, "(batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of\nv, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).\nPAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim))." }
         }
     };
     (output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
-            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.\nOn a GPU scores beyond 2^20 may raise it by some percent." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.\nOn a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV." }
         }
     };
     (upstream => $then:ident) => {
@@ -2125,7 +2153,7 @@ macro_rules! desc_fields {
             { scale, float, "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127." }
             { softcap, float, "Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap." }
             { dropout, float, "Probability with which a weight is dropped, \\[0, 1), rounded to steps of 1/65536. 0: off. What\nrounds to 0 or to 1 is refused." }
-            { descale_block, int, "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8." }
+            { descale_block, int, "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3 or I8, and not with\nLATENT_KV, where each token has its own." }
             { splits, int, "Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library\nchooses, for short queries only. 1: never." }
             { max_batch, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
             { max_seqlen_q, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
@@ -2136,7 +2164,7 @@ macro_rules! desc_fields {
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }
             { dtype_grad, dtype, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside 8-bit inputs, which have the range of no gradient; otherwise as dtype." }
-            { reserved, int, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside 8-bit inputs, which have the range of no gradient; otherwise as dtype." }
+            { descale_dim, int, "Elements of a value that share a descale, >= 1; 128 in DeepSeek's cache. Only with LATENT_KV." }
         }
     };
 }
@@ -2227,7 +2255,7 @@ mod tests {
         assert_eq!(offset_of!(flashattn_desc, max_total_kv), 144);
         assert_eq!(offset_of!(flashattn_desc, workspace_limit), 152);
         assert_eq!(offset_of!(flashattn_desc, dtype_grad), 160);
-        assert_eq!(offset_of!(flashattn_desc, reserved), 164);
+        assert_eq!(offset_of!(flashattn_desc, descale_dim), 164);
     }
 
     #[test]
@@ -2242,7 +2270,7 @@ mod tests {
 
     #[test]
     fn layout_of_args() {
-        assert_eq!(size_of::<flashattn_args>(), 768);
+        assert_eq!(size_of::<flashattn_args>(), 800);
         assert_eq!(align_of::<flashattn_args>(), 8);
         assert_eq!(offset_of!(flashattn_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_args, batch), 4);
@@ -2285,6 +2313,7 @@ mod tests {
         assert_eq!(offset_of!(flashattn_args, error), 696);
         assert_eq!(offset_of!(flashattn_args, scale_o), 704);
         assert_eq!(offset_of!(flashattn_args, amax_o), 736);
+        assert_eq!(offset_of!(flashattn_args, descale_latent), 768);
     }
 
     #[test]
@@ -2454,7 +2483,7 @@ mod tests {
     #[test]
     fn layout_of_layout() {
         assert_eq!(size_of::<flashattn_layout>(), size_of::<u32>());
-        assert_eq!(flashattn_layout::NAMES.len(), 3);
+        assert_eq!(flashattn_layout::NAMES.len(), 4);
     }
 
     #[test]

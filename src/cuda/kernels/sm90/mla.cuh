@@ -28,9 +28,13 @@
 // is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied by
 // threads of the producer warpgroup instead of TMA.
 //
+// LATENT_KV: the producer warpgroup loads E4M3 to registers, and stores it times its descale as a
+// tile of 16 bits (mla_latent_producer.cuh). The consumers do not know. There are no clusters, and
+// stages are released early.
+//
 // Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,904 bytes.
-// Registers of a consumer: 216, of which O 128, S 32, P 16. Releases have no branch and whole tiles
-// no mask: with them all took 4 to 8 % longer.
+// Registers of a consumer: 216, of which O 128, S 32, P 16; with LATENT_KV 208, of a producer 88.
+// Releases have no branch and whole tiles no mask: with them all took 4 to 8 % longer.
 //
 // Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
 // 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes 4,600 for it: Q K^T of 64 columns reads
@@ -40,8 +44,13 @@
 // 256 and more for the tensor cores; 128 rows are near both limits on an H100, and wait for the
 // tensor cores on an H200 (4.2 TB/s). Measured there, 32k keys: 656 and 691 TFLOP/s with 128 and
 // 256 rows; without clusters 4 % less.
+//
+// With LATENT_KV a pair has 82 KB in memory, some 4,500 clocks on an H200, and in shared memory it
+// takes 4,740: TMA's 144 KB are the producer's, whose warps issue 59 instructions for 16 numbers of
+// a lane, 2 x 1,300 each. So no resource has much room left at 64 rows.
 #pragma once
 
+#include "cuda/kernels/sm90/mla_latent_producer.cuh"
 #include "cuda/kernels/sm90/mla_mainloop.cuh"
 #include "cuda/kernels/sm90/mla_producer.cuh"
 
@@ -56,6 +65,10 @@ __device__ __forceinline__ void sync_mla_ctas(const MlaParams& params) {
     __syncthreads();
   }
 }
+
+template <class Config>
+using MlaProducerOf =
+    std::conditional_t<Config::kIsLatent, MlaLatentProducer<Config>, MlaProducer<Config>>;
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -73,7 +86,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     storage.redo = 0;
     for (int stage = 0; stage < Config::kStages; ++stage) {
       for (int part = 0; part < 2; ++part) {
-        storage.full[stage][part].init(MlaProducer<Config>::arrivals(params));
+        storage.full[stage][part].init(MlaProducerOf<Config>::arrivals(params));
         storage.empty[stage][part].init(params.cluster_size);
       }
     }
@@ -84,7 +97,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!storage.has_work) return;
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-    MlaProducer<Config> producer(params, ptx::shared_address(shared), storage);
+    MlaProducerOf<Config> producer(params, ptx::shared_address(shared), storage);
 #pragma unroll 1
     for (bool redo = false;;) {
       producer.load_tiles();

@@ -22,17 +22,22 @@ struct MlaWorkTile {
   int32_t fixed_begin;  // from this tile on every row has seen a key before
 };
 
-// T: of Q and K. Heads are at most kDimQk and kDimV large; TMA pads smaller ones with 0.
-template <class T_, int kDimQk_, int kDimV_>
+// T: of Q and, in shared memory, of K. Heads are at most kDimQk and kDimV large; TMA pads smaller
+// ones with 0. Cache: T, or ptx::E4m3 for LATENT_KV, whose heads have these very sizes.
+template <class T_, int kDimQk_, int kDimV_, class Cache_>
 struct MlaConfig {
   using T = T_;
+  using Cache = Cache_;
+  static constexpr bool kIsLatent = !std::is_same<T, Cache>::value;
+  static constexpr bool kIsF16 = std::is_same<T, __half>::value;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kConsumers =
       2;  // warpgroups; each has all rows and half of the columns of O
   static constexpr int kTileQ = 64, kTileKv = kMlaTileKv;
   static constexpr int kStages = 2;  // warpgroup w computes the scores of the tiles in stage w
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = kIsLatent ? 88 : 72;
+  static constexpr int kConsumerRegisters = kIsLatent ? 208 : 216;
 
   // Panels have 64 columns, 128 bytes per row. Part 0 and part 1 of a stage are the halves of V;
   // the panels behind V belong to the part that the warpgroup of the other stage releases.

@@ -7,10 +7,13 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T, int kDimQk, int kDimV>
+using e4m3 = ptx::E4m3;
+
+template <class T, int kDimQk, int kDimV, class Cache = T>
 constexpr MlaEntry mla_instance() {
-  using Config = MlaConfig<T, kDimQk, kDimV>;
+  using Config = MlaConfig<T, kDimQk, kDimV, Cache>;
   return {kDtype<T>,
+          Config::kIsLatent ? int32_t{FLASHATTN_DTYPE_F8E4M3} : kDtype<T>,
           kDimQk,
           kDimV,
           Config::kTileQ,

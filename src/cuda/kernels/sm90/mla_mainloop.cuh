@@ -54,7 +54,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       if (n < fixed_begin || n >= fixed_end) {
         step<true, true, true>(n, slack);
         n += 2;
-      } else if (params_.releases_early) {
+      } else if (Config::kIsLatent || params_.releases_early) {
         if (warpgroup_ == 1) other_tile();
 #pragma unroll 1
         for (; n < fixed_end; n += 2) {
@@ -184,7 +184,10 @@ class MlaMainloop : MlaEpilogue<Config> {
   // Releases this warpgroup's half of V in a stage, in a cluster to both producers.
   __device__ __forceinline__ void release(int32_t stage) const {
     if (threadIdx.x % 128 == 0) storage_.empty[stage][warpgroup_].arrive();
-    ptx::mbarrier_arrive_remote_if(second_empty_ == 0 ? 0 : second_empty_ + stage * kStageBarriers);
+    if constexpr (!Config::kIsLatent) {
+      ptx::mbarrier_arrive_remote_if(second_empty_ == 0 ? 0
+                                                        : second_empty_ + stage * kStageBarriers);
+    }
   }
 
   // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.

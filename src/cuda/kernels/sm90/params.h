@@ -76,17 +76,22 @@ struct ForwardParams {
   CUtensorMap bias;             // kDenseBias: (key, query, head, batch)
 };
 
+// Elements of V that share a descale in the kernel for LATENT_KV.
+constexpr int32_t kLatentDescaleDim = 128;
+
 // Latent attention. Row r of a sequence's KV head is query r / q_heads_per_kv_head of query head
 // r % q_heads_per_kv_head of its group. A CTA has consecutive rows, of one query or of several, and
 // a split of the keys. V is the first columns of K.
 struct MlaParams {
-  CUtensorMap k;               // (column, row, head, batch or page)
+  CUtensorMap k;               // (column, row, head, batch or page); not of LATENT_KV
   cuda::ForwardParams common;  // without its tiles of rows: cta_queries to q_tiles, swizzle
   int32_t row_tiles;           // CTAs for the rows of a sequence's KV head
   int32_t kv_box_rows;   // rows of a TMA box of K; 0: pages are small or hidden, threads copy rows
   int32_t cluster_size;  // 2: CTAs of row tiles 2n and 2n + 1 load K for both, by multicast
   int32_t releases_early;  // stages are released as soon as possible: memory is the limit
   FastDivmod by_row_tiles, by_group, by_page_size;  // by_group: q_heads_per_kv_head
+  // LATENT_KV: from a row of V to that of k, and to its descales, in bytes. All have V's strides.
+  int64_t k_of_record, descales_of_record;
 };
 
 // The derivative of the score by x * scale, in the ranges of the polynomials: derivative5[0] +

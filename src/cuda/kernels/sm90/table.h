@@ -18,8 +18,8 @@ struct ForwardEntry {
 
 // A kernel for latent attention.
 struct MlaEntry {
-  int32_t dtype;
-  int32_t dim_qk, dim_v;  // largest head dimensions that the kernel takes
+  int32_t dtype, dtype_kv;  // dtype_kv: F8E4M3 with LATENT_KV, else dtype
+  int32_t dim_qk, dim_v;    // largest head dimensions that the kernel takes
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(MlaParams);
 };

@@ -52,6 +52,12 @@ inline void tma_store(const CUtensorMap* map, uint32_t from, TmaCoord at) {
   });
 }
 
+inline void prefetch_l2(const void* from, uint32_t bytes) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    emulator::fail("prefetch_l2 of %u bytes from %p", bytes, from);
+  }
+}
+
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     emulator::fail("bulk_load of %u bytes from %p", bytes, from);
