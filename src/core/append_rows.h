@@ -44,28 +44,31 @@ struct CosSin {
   float cos, sin;
 };
 
-// The cosine and sine of an angle in turns of 2^-64, to 5e-9, in integers: every machine computes
-// the same bits.
+// The cosine and sine of an angle in turns of 2^-64, to 5e-9, in integers of 32 bits and their
+// products: every machine computes the same bits.
 FLASHATTN_HD constexpr CosSin cos_sin_of_turns(uint64_t turns) {
   // In the nearest quarter of a turn, x lies in [-1, 1], in units of 2^-30, for an angle of x pi/4.
   const uint32_t angle =
       static_cast<uint32_t>(turns >> 32) + static_cast<uint32_t>(turns >> 31 & 1);
   const uint32_t quarter = (angle + (1u << 29)) >> 30;
-  const int64_t x = static_cast<int64_t>(static_cast<int32_t>(angle - (quarter << 30))) * 2;
-  const int64_t square = x * x >> 30;
+  const int32_t x = static_cast<int32_t>(angle - (quarter << 30)) * 2;
+  const auto times = [](int32_t a, int32_t b) {
+    return static_cast<int32_t>(int64_t{a} * b >> 30);
+  };
+  const int32_t square = times(x, x);
   // Taylor's coefficients, (pi/4)^n / n!.
-  constexpr int64_t kSin[] = {843314857, -86699834, 2674041, -39273, 336, -2};
-  constexpr int64_t kCos[] = {1073741824, -331168970, 17023473, -350031, 3856, -26};
-  int64_t sine = kSin[5], cosine = kCos[5];
+  constexpr int32_t kSin[] = {843314857, -86699834, 2674041, -39273, 336, -2};
+  constexpr int32_t kCos[] = {1073741824, -331168970, 17023473, -350031, 3856, -26};
+  int32_t sine = kSin[5], cosine = kCos[5];
   for (int n = 4; n >= 0; --n) {
-    sine = (sine * square >> 30) + kSin[n];
-    cosine = (cosine * square >> 30) + kCos[n];
+    sine = times(sine, square) + kSin[n];
+    cosine = times(cosine, square) + kCos[n];
   }
-  sine = sine * x >> 30;
-  const int64_t c = quarter & 1 ? sine : cosine, s = quarter & 1 ? cosine : sine;
+  sine = times(sine, x);
+  const int32_t c = quarter & 1 ? sine : cosine, s = quarter & 1 ? cosine : sine;
   constexpr float kUnit = 1.0f / (1 << 30);
-  return {static_cast<float>(static_cast<int32_t>(quarter == 1 || quarter == 2 ? -c : c)) * kUnit,
-          static_cast<float>(static_cast<int32_t>(quarter & 2 ? -s : s)) * kUnit};
+  return {static_cast<float>(quarter == 1 || quarter == 2 ? -c : c) * kUnit,
+          static_cast<float>(quarter & 2 ? -s : s) * kUnit};
 }
 
 }  // namespace flashattn

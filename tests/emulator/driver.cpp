@@ -29,31 +29,6 @@ struct Queue {
   bool recording = false;
 };
 
-CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
-                      const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
-                      const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
-                           : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
-                                                                     : 2;
-  const uint32_t row_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
-  if (rank != 4 || box[0] * element != row_bytes || box[1] > 256 || box[2] != 1 || box[3] != 1 ||
-      (row_bytes == 128 && swizzle != CU_TENSOR_MAP_SWIZZLE_128B) ||
-      reinterpret_cast<uintptr_t>(base) % 16 != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  emulator::TensorMap made{static_cast<char*>(base), {}, {element}, box[1], row_bytes};
-  for (int n = 0; n < 4; ++n) {
-    if (sizes[n] == 0 || sizes[n] > 1ull << 32) return CUDA_ERROR_INVALID_VALUE;
-    made.size[n] = sizes[n];
-    if (n == 0) continue;
-    made.stride[n] = strides[n - 1];
-    if (made.stride[n] % 16 != 0 || made.stride[n] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
-  }
-  std::memcpy(map, &made, sizeof made);
-  return CUDA_SUCCESS;
-}
-
 struct Context {
   int device;
   bool active = true;
@@ -93,6 +68,32 @@ CUcontext make_current(Context* context) {
 // What the runtime does where it needs a context.
 void need_context() {
   if (!current) make_current(&primary[chosen]);
+}
+
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+                      const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                      const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+  const uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
+                           : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                                     : 2;
+  const uint32_t row_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
+  if (rank != 4 || box[0] * element != row_bytes || box[1] > 256 || box[2] != 1 || box[3] != 1 ||
+      (row_bytes == 128 && swizzle != CU_TENSOR_MAP_SWIZZLE_128B) ||
+      reinterpret_cast<uintptr_t>(base) % 16 != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  emulator::TensorMap made{static_cast<char*>(base), {}, {element}, box[1], row_bytes};
+  for (int n = 0; n < 4; ++n) {
+    if (sizes[n] == 0 || sizes[n] > 1ull << 32) return CUDA_ERROR_INVALID_VALUE;
+    made.size[n] = sizes[n];
+    if (n == 0) continue;
+    made.stride[n] = strides[n - 1];
+    if (made.stride[n] % 16 != 0 || made.stride[n] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::memcpy(map, &made, sizeof made);
+  return CUDA_SUCCESS;
 }
 
 std::mutex loaded_mutex;

@@ -1,5 +1,7 @@
 """What a call does to its caller beside computing: contexts, errors, what plans say of themselves.
 What another GPU or a failing driver is needed for, on the emulator."""
+import concurrent.futures
+import copy
 import os
 import pathlib
 import subprocess
@@ -105,6 +107,33 @@ call.backward(call.forward())
 def test_a_plan_of_another_context_is_refused(device):
     del device
     in_a_process(OTHER_CONTEXT)
+
+
+def on_new_threads(device):
+    """The same device, each call from a thread that has no context."""
+    other, driver = copy.copy(device), device.driver
+
+    def launch(enqueue):
+        def call():
+            assert driver.made("cuCtxGetCurrent").value is None
+            enqueue(0)
+
+        driver.synchronize()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            threads.submit(call).result()
+        driver.synchronize()
+
+    other.launch = launch
+    return other
+
+
+def test_a_thread_needs_no_context(device):
+    """PyTorch's thread for backward passes has none until the runtime needs one."""
+    case = CASE.replace(determinism=1)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        plan = threads.submit(plan_of, case, device).result()
+    expected = run(case, device, plan=plan).bits()
+    assert run(case, on_new_threads(device), plan=plan).bits() == expected
 
 
 @emulated

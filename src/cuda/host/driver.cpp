@@ -83,10 +83,15 @@ bool is_primary(CUcontext context, int32_t device) {
 PlanContext::PlanContext(int32_t device)
     : context_(current_context()), primary_(is_primary(context_, device)) {}
 
-int32_t PlanContext::check_current() const {
+int32_t PlanContext::make_current() const {
   try {
     const CUcontext now = current_context();
-    if (now == context_ || (!now && primary_)) return FLASHATTN_OK;
+    if (now == context_) return FLASHATTN_OK;
+    if (!now && primary_) {
+      call("cuCtxSetCurrent", driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent"),
+           context_);
+      return FLASHATTN_OK;
+    }
     return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
                 "the plan is for CUDA context %p%s, in which it was made, but context %p of the "
                 "same device is current; make that one current by cuCtxSetCurrent, or make a plan "

@@ -39,9 +39,10 @@ class DeviceScope {
 class PlanContext {
  public:
   explicit PlanContext(int32_t device);
-  // Returns OK while the context is current, or if the runtime would make it current; an enum
+  // Returns OK if the context is current, or if the thread has none and this is the primary one:
+  // makes it current then, as the runtime would, because functions of the driver do not. An enum
   // flashattn_status.
-  int32_t check_current() const;
+  int32_t make_current() const;
 
  private:
   CUcontext context_;

@@ -84,11 +84,11 @@ bool is_modified(const Problem& p) {
          p.has_mask(FLASHATTN_MASK_BLOCKS | kKeyBitMasks);
 }
 
-int32_t check_current(int32_t device, const PlanContext& context) {
+int32_t make_current(int32_t device, const PlanContext& context) {
   int current = -1;
   const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
   if (status != FLASHATTN_OK) return status;
-  if (current == device) return context.check_current();
+  if (current == device) return context.make_current();
   return fail(
       FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
       "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "

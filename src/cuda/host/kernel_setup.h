@@ -87,8 +87,8 @@ std::string forward_name(const char* backend, const Entry& e) {
 uint64_t new_stamp();
 
 class PlanContext;
-// Returns OK if the device and the plan's context are current.
-int32_t check_current(int32_t device, const PlanContext& context);
+// Returns OK if the device is current, and the plan's context is or could be made so.
+int32_t make_current(int32_t device, const PlanContext& context);
 
 // Divides the workspace, which may have any alignment, into arrays that begin with a cache line of
 // the GPU.

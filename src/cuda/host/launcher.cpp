@@ -147,7 +147,7 @@ void CudaLauncher::describe_maxima(uint32_t op, const Shape& maxima,
 }
 
 int32_t CudaLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   if (const int32_t status = check_forward_arrays(problem_, args)) return status;
   return forward_.choose(args.shape, &args)
       .launch(args, workspace, static_cast<cudaStream_t>(on.stream));
@@ -155,14 +155,14 @@ int32_t CudaLauncher::forward(const ForwardArgs& args, void* workspace, const Ex
 
 int32_t CudaLauncher::backward(const BackwardArgs& args, void* workspace,
                                const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   return backward_.choose(args.shape, &args)
       .launch(args, workspace, static_cast<cudaStream_t>(on.stream));
 }
 
 int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   if (args.parts > kMaxMergeParts) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
                 "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
@@ -192,7 +192,7 @@ int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {
 }
 
 int32_t CudaLauncher::quantize(const QuantizeArgs& args, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   const int32_t dim = std::max(problem_.dim_qk, problem_.dim_v);
   if (dim > kMaxQuantizeDim) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
@@ -205,7 +205,7 @@ int32_t CudaLauncher::quantize(const QuantizeArgs& args, const Executor& on) con
 }
 
 int32_t CudaLauncher::append_kv(const AppendArgs& args, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   const Inputs& in = args.inputs;
   const int32_t f8 = FLASHATTN_DTYPE_F8E4M3, dtype_kv = problem_.dtype_kv;
   const auto moves = [&](const flashattn_tensor& from, const flashattn_tensor& to, int32_t dtype_to,
@@ -227,7 +227,7 @@ int32_t CudaLauncher::append_kv(const AppendArgs& args, const Executor& on) cons
 
 int32_t CudaLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
                                    const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = make_current(device_, *context_)) return status;
   if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
     return status;
   return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(on.stream)),

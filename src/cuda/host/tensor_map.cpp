@@ -5,8 +5,9 @@
 #include <cinttypes>
 
 #include "core/error.h"
-#include "cuda/host/driver.h"
 #include "cuda/bias_panels.h"
+#include "cuda/host/driver.h"
+#include "cuda/host/kernel_setup.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -48,6 +49,9 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
       4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
       shape.box_columns * size == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_VALUE) {
+    return status_of(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled");
+  }
   // Box coordinates have 32 bits.
   if (result == CUDA_SUCCESS && shape.rows <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE, name,

@@ -11,77 +11,120 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
-constexpr int kVector = 8;  // elements that a thread loads at once, where rows are aligned
+constexpr int kMaxThreads = 384;
+constexpr int kSmallThreads = 128;  // of a CTA where several share a token, to be done sooner
+constexpr int kVector = 8;          // elements that a thread loads at once, where rows are aligned
+constexpr int kMaxAngles = 1024;    // of the tokens of a CTA
+static_assert(kMaxAngles >= kMaxRotaryPairs);
 
-// Moves the pairs from c on of a row: to the cache or to q_out.
+// What a thread moves of each token: a unit of a head of q, k or v.
 template <class T, int kPairs>
-__device__ __forceinline__ void move_unit(const AppendArgs& args, int64_t position, int32_t c,
-                                          int32_t dim, int32_t rotary_dim, const char* from,
-                                          char* to, bool is_f8, float factor) {
-  Unit<kPairs> unit(args, c, dim, rotary_dim);
-  const T* const in = reinterpret_cast<const T*>(from);
-  T* const out = reinterpret_cast<T*>(to);
-  if (!unit.turns && !is_f8) return unit.copy(in, out);
-  unit.load_new(args, position, in);
-  if (is_f8) {
-    unit.scale(factor);
-    unit.store(reinterpret_cast<ptx::E4m3*>(to));
-  } else {
-    unit.store(out);
+struct UnitMover {
+  __device__ __forceinline__ UnitMover(const AppendParams& params, int32_t b, int32_t unit)
+      : which((unit >= params.operands[1].first_unit) + (unit >= params.operands[2].first_unit)),
+        b(b) {
+    const AppendOperand& operand = params.operands[which];
+    const int32_t local = unit - operand.first_unit;
+    h = operand.by_units.quotient(local);
+    at = {operand, (local - h * operand.by_units.divisor) * kPairs};
+    if (unit < params.units && params.problem.descale_block == 0 && has_descale(params)) {
+      head_descale = descale(params, 0);
+    }
   }
-}
 
-// blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time.
+  __device__ __forceinline__ bool has_descale(const AppendParams& params) const {
+    return which > 0 && params.operands[which].descale.data &&
+           params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  }
+  __device__ __forceinline__ float descale(const AppendParams& params, int32_t block) const {
+    return *reinterpret_cast<const float*>(
+        tensor_row(params.operands[which].descale, 4, b, h, block));
+  }
+  // Loads what does not depend on the lengths of the cache.
+  __device__ __forceinline__ void load(const AppendParams& params, int64_t token) {
+    raw.load(at, tensor_row(params.operands[which].from, sizeof(T), b, h, token));
+  }
+  __device__ __forceinline__ void move(const AppendParams& params, const AppendRows& to,
+                                       const RawUnit<T, kPairs>& raw, int32_t i,
+                                       const AngleRows<kPairs>& angles, int32_t angle_row) const {
+    const bool is_f8 = which > 0 && params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+    const int32_t j = to.sequence.len.kv + i;
+    CacheIndex index = {b, to.sequence.offset_q + i};
+    if (which > 0) {
+      if (i >= to.stored) return;
+      index = cache_index(params, to.sequence, b, j);
+    }
+    char* const out =
+        tensor_row(params.operands[which].to, is_f8 ? 1 : sizeof(T), index.entry, h, index.row);
+    if (!at.turns && !is_f8) return raw.store(at, out);
+    Unit<kPairs> unit(raw);
+    if (at.turns) {
+      unit.turn(angles.interleaved, [&](int half) { return angles.of(angle_row, at.c, half); });
+    }
+    if (!is_f8) return unit.store(at, reinterpret_cast<T*>(out));
+    unit.scale(1.0f / (params.problem.descale_block > 0 && has_descale(params)
+                           ? descale(params, params.by_block.quotient(j))
+                           : head_descale));
+    unit.store(at, reinterpret_cast<ptx::E4m3*>(out));
+  }
+
+  int32_t which, b, h;
+  UnitPlace<kPairs> at;
+  RawUnit<T, kPairs> raw;
+  float head_descale = 1;
+};
+
+// blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time. blockIdx.z: a share
+// of their units.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kMaxThreads, 1)
+__global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
     append_kv_kernel(const __grid_constant__ AppendParams params) {
+  __shared__ __align__(16) float cosines[kMaxAngles], sines[kMaxAngles];
   const Problem& problem = params.problem;
   const AppendArgs& args = params.args;
-  const Inputs& in = args.inputs;
   const int32_t b = blockIdx.x;
+  const int32_t slot = params.by_units.quotient(threadIdx.x);
+  const int32_t first_unit = blockIdx.z * blockDim.x + threadIdx.x - slot * params.units;
+  const int32_t end_unit = slot < params.slots ? params.units : 0;
+  const int32_t unit_step = gridDim.z * blockDim.x;
+  int32_t begin = blockIdx.y * params.tokens_per_cta;
+
+  const SeqlenInfo queries = seqlen_info(problem, args.shape, args.inputs, b);
+  UnitMover<T, kPairs> mover(params, b, first_unit);
+  const auto load = [&](int32_t i) { mover.load(params, queries.offset_q + i); };
+  bool is_loaded = first_unit < end_unit && begin + slot < queries.len.q;
+  if (is_loaded) load(begin + slot);
+  // The first token and the lengths of the cache arrive together.
+  asm volatile("" ::: "memory");
   const AppendRows to = append_rows(problem, args, b);
-  if (params.writes_lens && blockIdx.y == 0) {
+  if (params.writes_lens && blockIdx.y == 0 && blockIdx.z == 0) {
     __syncthreads();  // lens_out may be lens_kv, which all threads have read
     if (threadIdx.x == 0) args.lens_out[b] = to.end;
   }
-  const int32_t own = params.by_units.quotient(threadIdx.x);  // 0 where a CTA moves one token
-  if (own >= params.tokens_per_cta) return;
-  const bool is_f8 = problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
-  const int32_t cache_size = is_f8 ? 1 : static_cast<int32_t>(sizeof(T));
-  for (int32_t i = blockIdx.y * params.tokens_per_cta + own; i < to.tokens;
-       i += gridDim.y * params.tokens_per_cta) {
-    const int64_t position = rotary_position(args, to.position, i);
-    const int64_t token = to.sequence.offset_q + i;
-    const bool stores = i < to.stored;
-    const int32_t j = to.sequence.len.kv + i;
-    const CacheIndex at = stores ? cache_index(params, to.sequence, b, j) : CacheIndex{};
-    const auto factor_of = [&](const flashattn_tensor& descale, int32_t h) {
-      if (!is_f8 || !descale.data) return 1.0f;
-      const int32_t block = problem.descale_block > 0 ? j / problem.descale_block : 0;
-      return 1.0f / *reinterpret_cast<const float*>(tensor_row(descale, 4, b, h, block));
-    };
-    for (int32_t unit = threadIdx.x - own * params.units; unit < params.units; unit += blockDim.x) {
-      if (unit < params.units_q) {
-        const int32_t h = params.by_units_qk.quotient(unit);
-        const int32_t c = (unit - h * params.by_units_qk.divisor) * kPairs;
-        move_unit<T, kPairs>(args, position, c, problem.dim_qk, args.rotary_dim,
-                             tensor_row(in.q, sizeof(T), b, h, token),
-                             tensor_row(args.q_out, sizeof(T), b, h, token), false, 1.0f);
-        continue;
-      }
-      if (!stores) continue;
-      const bool is_k = unit < params.units_q + params.units_k;
-      const int32_t local = unit - params.units_q - (is_k ? 0 : params.units_k);
-      const FastDivmod by = is_k ? params.by_units_qk : params.by_units_v;
-      const int32_t h = by.quotient(local), c = (local - h * by.divisor) * kPairs;
-      const flashattn_tensor& from = is_k ? in.k : in.v;
-      const flashattn_tensor& cache = is_k ? args.k_cache : args.v_cache;
-      move_unit<T, kPairs>(args, position, c, is_k ? problem.dim_qk : problem.dim_v,
-                           is_k ? args.rotary_dim : 0, tensor_row(from, sizeof(T), b, h, token),
-                           tensor_row(cache, cache_size, at.entry, h, at.row), is_f8,
-                           factor_of(is_k ? in.descale_k : in.descale_v, h));
+  const AngleRows<kPairs> angles = {cosines, sines, params.pairs,
+                                    args.rotary == FLASHATTN_ROTARY_INTERLEAVED};
+  for (; begin < to.tokens; begin += gridDim.y * params.tokens_per_cta) {
+    const int32_t end = min(begin + params.tokens_per_cta, to.tokens);
+#pragma unroll 1
+    for (int32_t n = threadIdx.x; n < (end - begin) * params.pairs; n += blockDim.x) {
+      const int32_t row = params.by_pairs.quotient(n), pair = n - row * params.pairs;
+      const int64_t position = rotary_position(args, to.position, begin + row);
+      angles.set(row, pair, angle_of(args, position, pair));
     }
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t unit = first_unit; unit < end_unit; unit += unit_step) {
+      if (unit_step < params.units && !is_loaded) mover = {params, b, unit};
+#pragma unroll 1
+      for (int32_t i = begin + slot; i < end; i += params.slots) {
+        if (!is_loaded) load(i);
+        const RawUnit<T, kPairs> raw = mover.raw;
+        is_loaded = i + params.slots < end;
+        if (is_loaded) load(i + params.slots);
+        mover.move(params, to, raw, i, angles, i - begin);
+      }
+    }
+    __syncthreads();  // all threads have read the angles
   }
 }
 
@@ -120,32 +163,31 @@ __device__ __forceinline__ void for_each_unit(int64_t begin, int64_t end, FastDi
 template <class T, int kPairs>
 __device__ void append_block(const AppendParams& params, const AppendRows& to, int32_t b, int32_t h,
                              int64_t n, bool is_k) {
-  const Problem& problem = params.problem;
   const AppendArgs& args = params.args;
-  const Inputs& in = args.inputs;
-  const flashattn_tensor& from = is_k ? in.k : in.v;
-  const flashattn_tensor& cache = is_k ? args.k_cache : args.v_cache;
-  const FastDivmod by_units = is_k ? params.by_units_qk : params.by_units_v;
-  const int32_t dim = is_k ? problem.dim_qk : problem.dim_v;
-  const int32_t rotary_dim = is_k ? args.rotary_dim : 0;
-  const int32_t before = to.sequence.len.kv, block = problem.descale_block;
+  const AppendOperand& operand = params.operands[is_k ? 1 : 2];
+  const int32_t before = to.sequence.len.kv, block = params.problem.descale_block;
   const int64_t first = n * block, last = min(first + block, int64_t{before} + to.stored);
   const auto cache_row = [&](int64_t j) {
     const CacheIndex at = cache_index(params, to.sequence, b, static_cast<int32_t>(j));
-    return reinterpret_cast<ptx::E4m3*>(tensor_row(cache, 1, at.entry, h, at.row));
+    return tensor_row(operand.to, 1, at.entry, h, at.row);
   };
-  const auto load_new = [&](int64_t j, int32_t c) {
+  const auto load_new = [&](int64_t j, const UnitPlace<kPairs>& at) {
     const int32_t i = static_cast<int32_t>(j) - before;
-    Unit<kPairs> unit(args, c, dim, rotary_dim);
-    unit.load_new(
-        args, rotary_position(args, to.position, i),
-        reinterpret_cast<const T*>(tensor_row(from, sizeof(T), b, h, to.sequence.offset_q + i)));
+    RawUnit<T, kPairs> raw;
+    raw.load(at, tensor_row(operand.from, sizeof(T), b, h, to.sequence.offset_q + i));
+    Unit<kPairs> unit(raw);
+    if (at.turns) {
+      const int64_t position = rotary_position(args, to.position, i);
+      unit.turn(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
+        return unit_angles<kPairs>(args, operand.pairs, position, at.c, half);
+      });
+    }
     return unit;
   };
   const int64_t first_new = max(first, int64_t{before});
   float most = 0;
-  for_each_unit<kPairs>(first_new, last, by_units, [&](int64_t j, int32_t c) {
-    const Unit<kPairs> unit = load_new(j, c);
+  for_each_unit<kPairs>(first_new, last, operand.by_units, [&](int64_t j, int32_t c) {
+    const Unit<kPairs> unit = load_new(j, {operand, c});
 #pragma unroll
     for (int m = 0; m < kPairs; ++m) {
       // Neither an infinity nor a NaN counts.
@@ -156,24 +198,27 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
 
-  const flashattn_tensor& of = is_k ? in.descale_k : in.descale_v;
-  float* const descale = reinterpret_cast<float*>(tensor_row(of, 4, b, h, n));
+  float* const descale = reinterpret_cast<float*>(tensor_row(operand.descale, 4, b, h, n));
   const bool held = first < before;
   const float old = held ? *descale : 0.0f;
   const float made = updated_descale(most, ptx::kMaxE4m3, block, held, old);
+  const float factor = 1.0f / made, factor_of_old = old / made;
   if (held && made != old) {
-    for_each_unit<kPairs>(first, before, by_units, [&](int64_t j, int32_t c) {
-      Unit<kPairs> unit(args, c, dim, rotary_dim);
-      ptx::E4m3* const row = cache_row(j);
-      unit.load(row);
-      unit.scale(old / made);
-      unit.store(row);
+    for_each_unit<kPairs>(first, before, operand.by_units, [&](int64_t j, int32_t c) {
+      const UnitPlace<kPairs> at(operand, c);
+      char* const row = cache_row(j);
+      RawUnit<ptx::E4m3, kPairs> raw;
+      raw.load(at, row);
+      Unit<kPairs> unit(raw);
+      unit.scale(factor_of_old);
+      unit.store(at, reinterpret_cast<ptx::E4m3*>(row));
     });
   }
-  for_each_unit<kPairs>(first_new, last, by_units, [&](int64_t j, int32_t c) {
-    Unit<kPairs> unit = load_new(j, c);
-    unit.scale(1.0f / made);
-    unit.store(cache_row(j));
+  for_each_unit<kPairs>(first_new, last, operand.by_units, [&](int64_t j, int32_t c) {
+    const UnitPlace<kPairs> at(operand, c);
+    Unit<kPairs> unit = load_new(j, at);
+    unit.scale(factor);
+    unit.store(at, reinterpret_cast<ptx::E4m3*>(cache_row(j)));
   });
   __syncwarp();  // all lanes have read it
   if (threadIdx.x % 32 == 0) *descale = made;
@@ -184,7 +229,7 @@ constexpr int kBlockThreads = 128;
 // The kernel that makes descales. blockIdx.x: the sequence. A warp takes one block of tokens of one
 // head of K or V at a time.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 4)
     append_blocks_kernel(const __grid_constant__ AppendParams params) {
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
@@ -249,22 +294,32 @@ cudaError_t preload_append_kernels(const Problem& problem) {
 cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, bool vectors,
                              int32_t multiprocessors, cudaStream_t stream) {
   const Shape& shape = args.shape;
-  const int32_t pairs = vectors ? kVector : 1;
-  const auto row_units = [pairs](int32_t dim) {
-    return static_cast<int32_t>(ceil_div(dim, 2 * pairs));
-  };
+  const Inputs& in = args.inputs;
+  const int32_t size = vectors ? kVector : 1;
   AppendParams p{};
   p.problem = problem;
   p.args = args;
-  p.by_units_qk = FastDivmod::of(row_units(problem.dim_qk));
-  p.by_units_v = FastDivmod::of(row_units(problem.dim_v));
+  const auto operand = [&](const flashattn_tensor& from, const flashattn_tensor& to,
+                           const flashattn_tensor& descale, int32_t dim, int32_t rotary_dim) {
+    const bool halves = args.rotary == FLASHATTN_ROTARY_HALVES;
+    const int32_t split = !vectors           ? (halves ? rotary_dim / 2 : 0)
+                          : rotary_dim > 0   ? rotary_dim / 2
+                          : dim % (2 * size) ? 0
+                                             : dim / 2;
+    const int32_t units = static_cast<int32_t>(ceil_div(dim, 2 * size));
+    return AppendOperand{from, to, descale, FastDivmod::of(units), 0, dim, rotary_dim / 2, split};
+  };
+  p.operands[0] = operand(in.q, args.q_out, {}, problem.dim_qk, args.rotary_dim);
+  p.operands[1] = operand(in.k, args.k_cache, in.descale_k, problem.dim_qk, args.rotary_dim);
+  p.operands[2] = operand(in.v, args.v_cache, in.descale_v, problem.dim_v, 0);
   p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
-  const bool updates = args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 &&
-                       (args.inputs.k.data || args.inputs.v.data);
+  p.by_block = FastDivmod::of(std::max(problem.descale_block, 1));
+  const bool updates =
+      args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 && (in.k.data || in.v.data);
   if (updates) {
     const auto kernel = with_append_kernels(
         args.dtype, [vectors](auto of) { return vectors ? of.kBlockVectors : of.kBlockElements; });
-    const int32_t heads = problem.heads_kv * (args.inputs.k.data && args.inputs.v.data ? 2 : 1);
+    const int32_t heads = problem.heads_kv * (in.k.data && in.v.data ? 2 : 1);
     p.by_heads = FastDivmod::of(heads);
     const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
     const int64_t ctas = ceil_div(blocks * heads, kBlockThreads / 32);
@@ -272,13 +327,13 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
                     static_cast<unsigned>(std::min<int64_t>(ctas, 65535)));
     const cudaError_t error = launch_kernel(kernel, grid, kBlockThreads, 0, p, stream);
     if (error != cudaSuccess) return error;
-    p.args.inputs.k = p.args.inputs.v = {};  // what follows moves q alone
+    p.operands[1].from = p.operands[2].from = {};  // what follows moves q alone
   }
-  const Inputs& in = p.args.inputs;
-  p.units_q = in.q.data ? problem.heads_q * row_units(problem.dim_qk) : 0;
-  p.units_k = in.k.data ? problem.heads_kv * row_units(problem.dim_qk) : 0;
-  const int32_t units_v = in.v.data ? problem.heads_kv * row_units(problem.dim_v) : 0;
-  p.units = p.units_q + p.units_k + units_v;
+  for (int n = 0; n < 3; ++n) {
+    AppendOperand& x = p.operands[n];
+    x.first_unit = p.units;
+    if (x.from.data) p.units += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_units.divisor;
+  }
   const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
   const auto advance_lens = [&] {
     return launch_kernel(&advance_lens_kernel,
@@ -288,14 +343,18 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   if (p.units == 0 || shape.seqlen_q == 0) {
     return args.lens_out && (updates || !in_place) ? advance_lens() : cudaSuccess;
   }
-  // Decoding launches one CTA a sequence, with as many threads as a token has units.
-  int32_t threads = static_cast<int32_t>(ceil_div(p.units, ceil_div(p.units, kMaxThreads)));
-  p.tokens_per_cta = std::max(std::min(kMaxThreads / 2 / p.units, shape.seqlen_q), 1);
-  if (p.tokens_per_cta > 1) threads = p.units * p.tokens_per_cta;
-  threads = static_cast<int32_t>(ceil_div(threads, 32)) * 32;
-  p.by_units = FastDivmod::of(p.units <= threads ? p.units : kMaxThreads);
-
-  int64_t ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
+  p.pairs = p.operands[0].from.data || p.operands[1].from.data ? args.rotary_dim / 2 : 0;
+  p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
+  const int32_t most_tokens = kMaxAngles / std::max(p.pairs, 1);
+  // A CTA has as many threads as a token has units, or one for each unit of several tokens.
+  p.slots = std::max(std::min({kMaxThreads / 2 / p.units, shape.seqlen_q, most_tokens}), 1);
+  int64_t ctas = ceil_div(shape.seqlen_q, p.slots);
+  // Where there are tokens enough, each thread moves a unit of several, one after the other.
+  constexpr int32_t kMaxRounds = 8, kCtasPerMultiprocessor = 16;
+  const int64_t rounds = ctas * shape.batch / (kCtasPerMultiprocessor * multiprocessors);
+  p.tokens_per_cta =
+      std::min(p.slots * clamp_index(std::max<int64_t>(rounds, 1), kMaxRounds), most_tokens);
+  ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
     // Most sequences may be shorter: few CTAs without a token.
     const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
@@ -304,8 +363,18 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
   // The grid's limit; and tokens stay countable one step past the last.
   ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
+  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // of a CTA's threads: of the units
+  unsigned split = 1;                                         // CTAs that share them
+  if (p.slots == 1 && !(in_place && ctas == 1)) {
+    const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
+    split = static_cast<unsigned>(
+        std::max<int64_t>(std::min(ceil_div(p.units, kSmallThreads), spare), 1));
+    shares = std::max<int64_t>(shares, split);
+  }
+  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.units * p.slots, shares), 32) * 32);
+  p.by_units = FastDivmod::of(p.units < threads ? p.units : threads);
   p.writes_lens = args.lens_out && !(in_place && ctas > 1);
-  const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas));
+  const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split);
   const auto kernel = with_append_kernels(
       args.dtype, [vectors](auto of) { return vectors ? of.kVectors : of.kElements; });
   const cudaError_t error = launch_kernel(kernel, grid, threads, 0, p, stream);

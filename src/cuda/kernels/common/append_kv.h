@@ -7,15 +7,27 @@
 
 namespace flashattn::cuda {
 
-// A thread moves one unit at a time: some pairs of elements of a row, which turn together.
+// q, k or v: from the new tokens to q_out or the cache. A thread moves one unit at a time: some
+// elements x of a row and as many elements y, which turn together. Units before `split` begin with
+// elements c and split + c of the row, for c a multiple of their size; others are neighbours.
+struct AppendOperand {
+  flashattn_tensor from, to, descale;  // data NULL: nothing is moved; the descale is 1
+  FastDivmod by_units;                 // of a row
+  int32_t first_unit;                  // of a token's units
+  int32_t dim, pairs, split;           // pairs: that turn
+};
+
 struct AppendParams {
   Problem problem;
   AppendArgs args;
-  int32_t units_q, units_k, units;  // of a token: of q, of k, of q, k and v
+  AppendOperand operands[3];  // q, k, v
+  int32_t units;              // of a token
+  int32_t slots;              // tokens that a CTA moves at once
   int32_t tokens_per_cta;
+  int32_t pairs;     // of a token that turn; 0: none does
   bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
-  FastDivmod by_units, by_units_qk, by_units_v, by_page;  // units_qk, units_v: of a row
-  FastDivmod by_heads;                                    // of k and of v
+  FastDivmod by_units, by_pairs, by_page, by_block;
+  FastDivmod by_heads;  // of k and of v
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");
 

@@ -1,6 +1,7 @@
-// The kernels of append_kv.cu work on units, which are elements of a row that turn together, and on
-// rows of the cache.
+// The kernels of append_kv.cu work on units of rows, see AppendOperand, and on rows of the cache.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/device/elements.cuh"
 #include "cuda/device/smem_tile.cuh"
@@ -8,94 +9,91 @@
 
 namespace flashattn::cuda {
 
-template <int kCount, class T>
-__device__ __forceinline__ void copy_elements(const T* from, T* to) {
-  if constexpr (kCount == 1) {
-    *to = *from;
-  } else {
-#pragma unroll
-    for (int n = 0; n < static_cast<int>(kCount * sizeof(T)); n += 16) {
-      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(to) + n) =
-          *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(from) + n);
-    }
-  }
-}
-
-// Row `position` of cosines or sines, from pair c on.
+// Where the elements of a unit lie in its row: c is the first of the unit's pairs that turn.
 template <int kPairs>
-__device__ __forceinline__ void load_table(const flashattn_tensor& table, int32_t dtype,
-                                           int64_t position, int32_t c, float (&x)[kPairs]) {
-  const int64_t at = position * table.stride_seq + c;
-  switch (dtype) {
-    case FLASHATTN_DTYPE_F16: return load_elements(static_cast<const __half*>(table.data) + at, x);
-    case FLASHATTN_DTYPE_BF16:
-      return load_elements(static_cast<const __nv_bfloat16*>(table.data) + at, x);
-    default: return load_elements(static_cast<const float*>(table.data) + at, x);
+struct UnitPlace {
+  UnitPlace() = default;
+  __device__ __forceinline__ UnitPlace(const AppendOperand& operand, int32_t c)
+      : c(c), turns(c < operand.pairs) {
+    const bool apart = c < operand.split;
+    first = apart ? c : 2 * c;
+    second = apart ? operand.split + c : 2 * c + kPairs;
+    has_second = second < operand.dim;
   }
-}
 
-// Turns pair n of a unit: (x[n], y[n]), or neighbours of x and y.
+  int32_t c, first, second;
+  bool turns, has_second;
+};
+
+// The elements of a unit as they lie in memory.
+template <class T, int kPairs>
+struct RawUnit {
+  using Word =
+      std::conditional_t<kPairs == 1, T, std::conditional_t<kPairs * sizeof(T) == 8, uint2, uint4>>;
+  static constexpr int kWords = kPairs * sizeof(T) / sizeof(Word);
+
+  __device__ __forceinline__ void load(const UnitPlace<kPairs>& at, const char* row) {
+    const T* const from = reinterpret_cast<const T*>(row);
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) {
+      x[n] = reinterpret_cast<const Word*>(from + at.first)[n];
+      if (at.has_second) y[n] = reinterpret_cast<const Word*>(from + at.second)[n];
+    }
+  }
+  __device__ __forceinline__ void store(const UnitPlace<kPairs>& at, char* row) const {
+    T* const to = reinterpret_cast<T*>(row);
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) {
+      reinterpret_cast<Word*>(to + at.first)[n] = x[n];
+      if (at.has_second) reinterpret_cast<Word*>(to + at.second)[n] = y[n];
+    }
+  }
+
+  Word x[kWords], y[kWords];
+};
+
+// Cosines and sines of half of the pairs of a unit: of its first pairs, or where the two elements
+// of a pair are neighbours, of those in x; then of the others. A unit of one pair has one half.
 template <int kPairs>
-__device__ __forceinline__ void rotate(const AppendArgs& args, int64_t position, int32_t c,
-                                       float (&x)[kPairs], float (&y)[kPairs]) {
-  float cos[kPairs], sin[kPairs];
-  if (args.rotary_cos.data) {
-    load_table(args.rotary_cos, args.dtype_rotary, position, c, cos);
-    load_table(args.rotary_sin, args.dtype_rotary, position, c, sin);
-  } else {
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      const CosSin angle = cos_sin_of_turns(args.turns[c + n] * static_cast<uint64_t>(position));
-      cos[n] = angle.cos;
-      sin[n] = angle.sin;
-    }
-  }
-  const auto turn = [](float& a, float& b, float cosine, float sine) {
-    const float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
-    b = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
-    a = first;
-  };
-  if (kPairs == 1 || args.rotary == FLASHATTN_ROTARY_HALVES) {
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) turn(x[n], y[n], cos[n], sin[n]);
-  } else {
-    constexpr int kHalf = kPairs / 2;
-#pragma unroll
-    for (int n = 0; n < kHalf; ++n) {
-      turn(x[2 * n], x[2 * n + 1], cos[n], sin[n]);
-      turn(y[2 * n], y[2 * n + 1], cos[kHalf + n], sin[kHalf + n]);
-    }
-  }
-}
+struct UnitAngles {
+  static constexpr int kHalf = kPairs == 1 ? 1 : kPairs / 2;
+  float cos[kHalf], sin[kHalf];
+};
 
-// Elements of a row that a thread works on: kPairs pairs that turn together, from pair c on.
-// rotary_dim: 0 for v.
+// The elements of a unit in fp32.
 template <int kPairs>
 struct Unit {
-  __device__ __forceinline__ Unit(const AppendArgs& args, int32_t c, int32_t dim,
-                                  int32_t rotary_dim)
-      : c(c), turns(c < rotary_dim / 2) {
-    const bool halves = args.rotary == FLASHATTN_ROTARY_HALVES;
-    first = turns && halves ? c : 2 * c;
-    second = turns && halves ? c + rotary_dim / 2 : 2 * c + kPairs;
-    has_second = second < dim;
+  template <class T>
+  __device__ __forceinline__ explicit Unit(const RawUnit<T, kPairs>& raw) {
+    load_elements(reinterpret_cast<const T*>(raw.x), x);
+    load_elements(reinterpret_cast<const T*>(raw.y), y);
   }
 
-  template <class T>
-  __device__ __forceinline__ void copy(const T* from, T* to) const {
-    copy_elements<kPairs>(from + first, to + first);
-    if (has_second) copy_elements<kPairs>(from + second, to + second);
-  }
-  template <class T>
-  __device__ __forceinline__ void load(const T* from) {
-    load_elements(from + first, x);
-    if (has_second) load_elements(from + second, y);
-  }
-  template <class T>
-  __device__ __forceinline__ void load_new(const AppendArgs& args, int64_t position,
-                                           const T* from) {
-    load(from);
-    if (turns) rotate(args, position, c, x, y);
+  // angles_of(half): the UnitAngles.
+  template <class Angles>
+  __device__ __forceinline__ void turn(bool interleaved, const Angles& angles_of) {
+    const auto turn = [](float& a, float& b, float cosine, float sine) {
+      const float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
+      b = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
+      a = first;
+    };
+    constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+#pragma unroll
+    for (int half = 0; half < kPairs / kHalf; ++half) {
+      const UnitAngles<kPairs> angles = angles_of(half);
+      const auto& cos = angles.cos;
+      const auto& sin = angles.sin;
+      if (kPairs == 1 || !interleaved) {
+#pragma unroll
+        for (int n = 0; n < kHalf; ++n) {
+          turn(x[half * kHalf + n], y[half * kHalf + n], cos[n], sin[n]);
+        }
+      } else {
+        float (&z)[kPairs] = half ? y : x;
+#pragma unroll
+        for (int n = 0; n < kHalf; ++n) turn(z[2 * n], z[2 * n + 1], cos[n], sin[n]);
+      }
+    }
   }
   __device__ __forceinline__ void scale(float factor) {
 #pragma unroll
@@ -105,15 +103,78 @@ struct Unit {
     }
   }
   template <class T>
-  __device__ __forceinline__ void store(T* to) const {
-    store_elements(to + first, x);
-    if (has_second) store_elements(to + second, y);
+  __device__ __forceinline__ void store(const UnitPlace<kPairs>& at, T* to) const {
+    store_elements(to + at.first, x);
+    if (at.has_second) store_elements(to + at.second, y);
   }
 
-  int32_t c, first, second;
-  bool turns, has_second;
-  float x[kPairs], y[kPairs] = {};
+  float x[kPairs], y[kPairs];
 };
+
+__device__ __forceinline__ float table_entry(const flashattn_tensor& table, int32_t dtype,
+                                             int64_t position, int32_t pair) {
+  const int64_t at = position * table.stride_seq + pair;
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F16: return to_float(static_cast<const __half*>(table.data)[at]);
+    case FLASHATTN_DTYPE_BF16: return to_float(static_cast<const __nv_bfloat16*>(table.data)[at]);
+    default: return static_cast<const float*>(table.data)[at];
+  }
+}
+
+__device__ __forceinline__ CosSin angle_of(const AppendArgs& args, int64_t position, int32_t pair) {
+  if (!args.rotary_cos.data)
+    return cos_sin_of_turns(args.turns[pair] * static_cast<uint64_t>(position));
+  return {table_entry(args.rotary_cos, args.dtype_rotary, position, pair),
+          table_entry(args.rotary_sin, args.dtype_rotary, position, pair)};
+}
+
+// Angles of some tokens in shared memory. The entries of a token are ordered so that units read
+// theirs without bank conflicts: first the first half of each unit's, then the second halves.
+template <int kPairs>
+struct AngleRows {
+  static constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+  float *cos, *sin;
+  int32_t pairs;
+  bool interleaved;
+
+  __device__ __forceinline__ void set(int32_t token, int32_t pair, CosSin x) const {
+    int32_t at = token * pairs + pair;
+    if (kPairs > 1 && !interleaved) {
+      const int32_t half = pair / kHalf;
+      at += (half & 1 ? pairs / 2 : 0) + (half / 2 - half) * kHalf;
+    }
+    cos[at] = x.cos;
+    sin[at] = x.sin;
+  }
+  __device__ __forceinline__ UnitAngles<kPairs> of(int32_t token, int32_t c, int half) const {
+    const int32_t at = token * pairs + c / (kPairs / kHalf) + half * (pairs / 2);
+    if constexpr (kPairs == 1) {
+      return {{cos[at]}, {sin[at]}};
+    } else {
+      static_assert(kHalf == 4);
+      const float4 a = *reinterpret_cast<const float4*>(cos + at);
+      const float4 b = *reinterpret_cast<const float4*>(sin + at);
+      return {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+    }
+  }
+};
+
+// The same without shared memory. pairs: of a row.
+template <int kPairs>
+__device__ __forceinline__ UnitAngles<kPairs> unit_angles(const AppendArgs& args, int32_t pairs,
+                                                          int64_t position, int32_t c, int half) {
+  constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+  const bool interleaved = kPairs > 1 && args.rotary == FLASHATTN_ROTARY_INTERLEAVED;
+  const int32_t first = interleaved ? (c + half * pairs) / 2 : c + half * kHalf;
+  UnitAngles<kPairs> angles;
+#pragma unroll
+  for (int n = 0; n < kHalf; ++n) {
+    const CosSin x = angle_of(args, position, first + n);
+    angles.cos[n] = x.cos;
+    angles.sin[n] = x.sin;
+  }
+  return angles;
+}
 
 // A row of the cache: its first index, and which row of that.
 struct CacheIndex {
