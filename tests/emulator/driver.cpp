@@ -79,12 +79,12 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
                            : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
                                                                      : 2;
   const uint32_t row_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
-  if (rank != 4 || box[0] * element != row_bytes || box[1] > 256 || box[2] != 1 || box[3] != 1 ||
+  if (rank != 4 || box[0] * element != row_bytes || box[1] > 256 || box[2] > 256 || box[3] != 1 ||
       (row_bytes == 128 && swizzle != CU_TENSOR_MAP_SWIZZLE_128B) ||
       reinterpret_cast<uintptr_t>(base) % 16 != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  emulator::TensorMap made{static_cast<char*>(base), {}, {element}, box[1], row_bytes};
+  emulator::TensorMap made{static_cast<char*>(base), {}, {element}, box[1], box[2], row_bytes};
   for (int n = 0; n < 4; ++n) {
     if (sizes[n] == 0 || sizes[n] > 1ull << 32) return CUDA_ERROR_INVALID_VALUE;
     made.size[n] = sizes[n];

@@ -11,6 +11,7 @@
 #include "cuda/host/sm90_fp8_cache.h"
 #include "cuda/host/sm90_fwd.h"
 #include "cuda/host/sm90_mla.h"
+#include "cuda/host/sm90_packed.h"
 #endif
 
 namespace flashattn::cuda {
@@ -50,6 +51,9 @@ Registry<ForwardRow> forward_registry() {
        sm90::ForwardKernels::supports_dense_bias,
        make_dense_bias<ForwardRow, sm90::ForwardKernels>},
       {{"sm90"}, has_one_type, make<ForwardRow, sm90::ForwardKernels>},
+      {{"sm90"},
+       sm90::PackedForwardKernels::supports_problem,
+       make<ForwardRow, sm90::PackedForwardKernels>},
       {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
       {{"sm80", "sm90", "sm90_mla"}, is_not_latent, make<ForwardRow, sm80::ForwardKernels>},

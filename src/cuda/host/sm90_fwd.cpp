@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 #include "core/score_mod.h"
@@ -16,6 +17,8 @@ namespace {
 
 constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
 constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
+
+}  // namespace
 
 ScoreModKind score_mod_of(const Problem& p) {
   const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
@@ -31,6 +34,8 @@ ScoreModKind score_mod_of(const Problem& p) {
          : has_dropout ? ScoreModKind::kDropout
                        : ScoreModKind::kPlain;
 }
+
+namespace {
 
 bool takes(const ForwardEntry& e, const Problem& p, ScoreModKind kind) {
   return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
@@ -67,6 +72,15 @@ int32_t make_maps(const Problem& problem, const ForwardArgs& args, const Forward
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = paged ? problem.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
+  // Packed heads: a row of a box of Q is a query head.
+  const bool packed = p->packed.max_splits > 0;
+  const int32_t group = 1 << p->packed.log2_group;
+  flashattn_tensor q = args.inputs.q;
+  if (packed) std::swap(q.stride_seq, q.stride_head);
+  const ArrayShape q_shape =
+      packed
+          ? ArrayShape{problem.dim_qk, problem.heads_q, q_rows, q_batch, group, columns, 64 / group}
+          : ArrayShape{problem.dim_qk, q_rows, problem.heads_q, q_batch, 64, columns};
   const struct {
     const flashattn_tensor& tensor;
     const char* name;
@@ -75,12 +89,7 @@ int32_t make_maps(const Problem& problem, const ForwardArgs& args, const Forward
     int32_t dtype;
     ArrayShape shape;
   } table[] = {
-      {args.inputs.q,
-       "q",
-       &p->q,
-       true,
-       problem.dtype,
-       {problem.dim_qk, q_rows, problem.heads_q, q_batch, 64, columns}},
+      {q, "q", &p->q, true, problem.dtype, q_shape},
       {args.inputs.k,
        "k",
        &p->k,
@@ -276,12 +285,15 @@ int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
   }
   p->problem = problem;
   p->args = args;
-  p->swizzle = swizzle(problem, args.shape, entry.tile_q, kernel.resident, l2_bytes);
+  const bool packed = p->packed.max_splits > 0;
+  if (!packed) {
+    p->swizzle = swizzle(problem, args.shape, entry.tile_q, kernel.resident, l2_bytes);
+  }
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p->kv_has_tail = problem.layout != 0 || args.inputs.lens_kv != nullptr;
   p->dropout_threshold = problem.dropout_threshold();
   p->softcap = softcap;
-  p->o_by_tma = !varlen_q && !args.inputs.lens_q && problem.dtype_o == entry.dtype;
+  p->o_by_tma = !packed && !varlen_q && !args.inputs.lens_q && problem.dtype_o == entry.dtype;
   return make_maps(problem, args, entry, p);
 }
 

@@ -47,8 +47,11 @@ class ForwardKernels final : public ForwardRow {
   const SoftcapPolynomials softcap_;
 };
 
-// Fills the parameters of a call, which are 0 before, but for the tile counter. l2_bytes: see
-// usable_l2_bytes(). Returns an enum flashattn_status.
+// The score modification whose kernels compute a problem.
+ScoreModKind score_mod_of(const Problem& problem);
+
+// Fills the parameters of a call, but for the tile counter. They are 0 before, or have packed heads
+// and their swizzle. l2_bytes: see usable_l2_bytes(). Returns an enum flashattn_status.
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
                             const ReadyKernel<ForwardEntry>& kernel, int64_t l2_bytes,
                             const SoftcapPolynomials& softcap, ForwardParams* params);

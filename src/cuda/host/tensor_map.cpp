@@ -38,7 +38,8 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                                 bytes(shape.heads, tensor.stride_head),
                                 bytes(shape.batch, tensor.stride_batch)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(shape.box_columns),
-                            static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+                            static_cast<cuuint32_t>(shape.box_rows),
+                            static_cast<cuuint32_t>(shape.box_heads), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUresult result = encode()(
       map,

@@ -9,11 +9,11 @@
 
 namespace flashattn::cuda::sm90 {
 
-// An array (batch, row, head, column) of one of the dtypes, and its TMA boxes of box_rows x
-// box_columns: rows of 128 or 64 bytes, with the swizzle of that size.
+// An array (batch, row, head, column) of one of the dtypes, and its TMA boxes of box_heads x
+// box_rows x box_columns: rows of 128 or 64 bytes, with the swizzle of that size.
 struct ArrayShape {
   int64_t columns, rows, heads, batch;
-  int32_t box_rows, box_columns = 64;
+  int32_t box_rows, box_columns = 64, box_heads = 1;
 };
 
 // Returns an enum flashattn_status. name: the argument, for the message.

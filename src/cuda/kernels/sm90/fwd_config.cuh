@@ -62,6 +62,7 @@ struct ForwardConfig {
                                                               : 232;
 
   static constexpr bool kIsFp8 = false;
+  static constexpr bool kPacksHeads = false;  // see PackedHeads
 
   // Panels have 64 columns, 128 bytes per row.
   static constexpr int kPanelColumns = 64, kPanelBytes = 128;
@@ -105,9 +106,21 @@ struct ForwardConfig {
 constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a power of two
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
+// Packed heads: the split of each planned work tile.
+struct PackedTile {
+  int32_t split_idx, is_split;  // the sequence has several splits
+  Interval keys;
+};
+template <bool kPacksHeads>
+struct PackedTiles {};
+template <>
+struct PackedTiles<true> {
+  PackedTile packed_tiles[kWorkStages];
+};
+
 template <class Config>
-struct SharedStorage
-    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
+struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+                       PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows

@@ -32,10 +32,36 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
     return work_tile().warpgroups[warpgroup_];
   }
+  // Packed heads only.
+  __device__ __forceinline__ const volatile PackedTile& packed_tile() const {
+    return storage_.packed_tiles[work_state_.stage()];
+  }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   // This lane has two rows of the tile, row() and row() + 8; `mi` is 0 or 1 for them.
   __device__ __forceinline__ int32_t row() const {
     return warpgroup_ * 64 + no_hoist(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+  }
+
+  // Row i is the work tile's `query` plus the row in the tile. Its query and query head, and
+  // whether the group has that head.
+  __device__ __forceinline__ int32_t query_of(int32_t i) const {
+    if constexpr (!Config::kPacksHeads) return i;
+    return i >> params_.packed.log2_group;
+  }
+  __device__ __forceinline__ int32_t head_of(int32_t i) const {
+    if constexpr (!Config::kPacksHeads) return work_tile().h;
+    return work_tile().h + (i & ((1 << params_.packed.log2_group) - 1));
+  }
+  __device__ __forceinline__ bool has_head(int32_t i) const {
+    if constexpr (!Config::kPacksHeads) return true;
+    return (i & ((1 << params_.packed.log2_group) - 1)) < params_.problem.q_heads_per_kv_head();
+  }
+  // The number of a row's partial result.
+  __device__ __forceinline__ int64_t partial_row(int32_t i) const {
+    const int64_t part =
+        static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
+    return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
+           query_of(i);
   }
 
   // Calls process() for each work tile.

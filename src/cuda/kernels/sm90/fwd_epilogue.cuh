@@ -20,7 +20,9 @@ class FwdEpilogue {
   // by row. redo: in a redone tile.
   template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
-    if (!kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    bool fp32 = !kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    if constexpr (Config::kPacksHeads) fp32 |= is_partial();
+    if (fp32) {
       store_fp32(o, nonfinite);
     } else {
       uint32_t seen[2][2] = {};  // two chains a row: latency
@@ -57,9 +59,14 @@ class FwdEpilogue {
   __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
   __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
 
+  // Of row i, see FwdConsumer.
   __device__ __forceinline__ char* o_row_ptr(int32_t i, int32_t size) const {
-    return tensor_row(params_.args.o, size, work_tile().b, work_tile().h, work_tile().offset_q + i);
+    return tensor_row(params_.args.o, size, work_tile().b, consumer_.head_of(i),
+                      work_tile().offset_q + consumer_.query_of(i));
   }
+
+  // Packed heads: whether the work tile is a split of a sequence, whose results are partial.
+  __device__ __forceinline__ bool is_partial() const { return consumer_.packed_tile().is_split; }
 
   const FwdConsumer<Config>& consumer_;
   const ForwardParams& params_;
@@ -76,8 +83,15 @@ class FwdEpilogue {
     for (int mi = 0; mi < 2; ++mi) {
       float seen = 0.0f;  // or NaN
       const int32_t i = work_tile().query + row() + mi * 8;
-      const int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
+      int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;
+      if constexpr (Config::kPacksHeads) {
+        if (!consumer_.has_head(i)) columns = 0;
+        if (is_partial()) {
+          const int64_t to = columns > 0 ? consumer_.partial_row(i) : 0;
+          out = params_.packed.partial_o + to * params_.problem.dim_v + lane() % 4 * 2;
+        }
+      }
 #pragma unroll
       for (int x = 0; x < Config::kDimV / 8; ++x) {
         const float low = o[4 * x + mi * 2], high = o[4 * x + mi * 2 + 1];
@@ -145,6 +159,9 @@ class FwdEpilogue {
       const int32_t i = work_tile().query + consumer_.warpgroup_ * 64 + r;
       const int32_t column = (subtile * kChunks + chunk) * 8;
       if (i >= work_tile().query_end || column >= params_.problem.dim_v) continue;
+      if constexpr (Config::kPacksHeads) {
+        if (!consumer_.has_head(i)) continue;
+      }
       *reinterpret_cast<int4*>(o_row_ptr(i, 2) + column * 2) =
           ptx::load_shared_16(staging_address(r, chunk));
     }

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/kernels/sm90/fwd_config.cuh"
+#include "cuda/kernels/sm90/fwd_packed.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -40,8 +41,7 @@ class SchedulerWarp {
         storage_.work.producer_acquire(work_state_);
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
-        if (plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
-                                                                       work_tile)) {
+        if (plan(linear_idx, redo, work_tile)) {
           if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.
@@ -56,6 +56,17 @@ class SchedulerWarp {
   }
 
  private:
+  __device__ __forceinline__ bool plan(int32_t linear_idx, bool redo,
+                                       WorkTile<Config::kConsumers>& work_tile) {
+    if constexpr (Config::kPacksHeads) {
+      return plan_packed_tile<Config>(params_, linear_idx, redo, work_tile,
+                                      storage_.packed_tiles[work_state_.stage()]);
+    } else {
+      return plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
+                                                                        work_tile);
+    }
+  }
+
   __device__ __forceinline__ int32_t next_tile() {
     if (params_.tile_counter == nullptr) return INT32_MAX;
     int32_t taken = 0;
@@ -156,6 +167,17 @@ class QProducer {
     const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     const int32_t row = static_cast<int32_t>(work_tile.offset_q) + work_tile.query;
     const int32_t h = work_tile.h, batch = varlen ? 0 : work_tile.b;
+    // The box of a warpgroup's rows: (column, row, head, batch); packed heads: (column, query head,
+    // query, batch).
+    const auto box = [&](int32_t panel, int32_t warpgroup) -> ptx::TmaCoord {
+      const int32_t column = panel * Config::kPanelColumns, first = warpgroup * kWarpgroupRows;
+      if constexpr (Config::kPacksHeads) {
+        const int32_t query = (work_tile.query + first) >> params_.packed.log2_group;
+        return {column, h, static_cast<int32_t>(work_tile.offset_q) + query, batch};
+      } else {
+        return {column, row + first, h, batch};
+      }
+    };
     const uint32_t to = shared_ + q_state_.stage() * Config::kQBytes;
     // One copy per warpgroup: each releases its rows on its own.
 #pragma unroll
@@ -167,9 +189,7 @@ class QProducer {
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
         ptx::tma_load(to + (p * Config::kTileQ + warpgroup * kWarpgroupRows) * Config::kPanelBytes,
-                      &params_.q, full,
-                      {p * Config::kPanelColumns, row + warpgroup * kWarpgroupRows, h, batch},
-                      ptx::kEvictFirst);
+                      &params_.q, full, box(p, warpgroup), ptx::kEvictFirst);
       }
     }
     q_state_.advance();

@@ -51,7 +51,12 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     if (lane() < 16) {
       const int32_t r = row() - lane() / 4 + lane();
       storage_.visible_kv[r] =
-          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
+          visible_keys(params_.problem.mask_rule(), this->query_of(work_tile().query + r), len);
+      if constexpr (Config::kPacksHeads) {  // of the split; registers are scarce
+        volatile Interval& keys = storage_.visible_kv[r];
+        keys.begin = max(keys.begin, this->packed_tile().keys.begin);
+        keys.end = min(keys.end, this->packed_tile().keys.end);
+      }
     }
     __syncwarp();
   }
@@ -213,18 +218,34 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
   // Returns whether the sink is finite but overflows these units.
   __device__ __forceinline__ bool add_sink(bool redo, float (&o_scale)[2]) {
-    const float natural = params_.args.inputs.sink[work_tile().h], unit = log2_unit(redo);
-    const float sink = natural * (kLog2E / unit);
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
+    const float unit = log2_unit(redo);
+    const auto add = [&](int mi, float sink) {
       const float keys = row_sum_[mi] == 0.0f ? -INFINITY : softmax_base_[mi];
       const float top = fmaxf(keys, sink);
       o_scale[mi] = keys == top ? 1.0f : ptx::exp2((keys - top) * unit);
       row_sum_[mi] *= o_scale[mi];
       if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
       softmax_base_[mi] = top;
+    };
+    if constexpr (Config::kPacksHeads) {
+      if (this->packed_tile().split_idx > 0) return false;  // the first split has it
+      bool overflows = false;
+#pragma unroll
+      for (int mi = 0; mi < 2; ++mi) {
+        const int32_t i = row() + mi * 8;
+        const float natural = this->has_head(i) ? params_.args.inputs.sink[this->head_of(i)] : 0.0f;
+        const float sink = natural * (kLog2E / unit);
+        add(mi, sink);
+        overflows |= sink == INFINITY && natural < INFINITY;
+      }
+      return overflows;
+    } else {
+      const float natural = params_.args.inputs.sink[work_tile().h],
+                  sink = natural * (kLog2E / unit);
+#pragma unroll
+      for (int mi = 0; mi < 2; ++mi) add(mi, sink);
+      return sink == INFINITY && natural < INFINITY;
     }
-    return sink == INFINITY && natural < INFINITY;
   }
 
   // The factor of O per row, from the row sums, reduced over the quad, and from the sink, which it
@@ -275,6 +296,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
         bad |= fp32 && keys == 1;  // O is V of that key to the last digit
       }
+      if constexpr (Config::kPacksHeads) bad &= this->has_head(row() + mi * 8);
       base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
     }
     if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
@@ -292,11 +314,30 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   __device__ __forceinline__ void store_lse(bool redo) const {
     const int32_t mi = lane() % 4;
     const int32_t i = row() + mi * 8;
+    if (Config::kPacksHeads) return store_packed_lse(redo);
     if (mi > 1 || params_.args.lse == nullptr) return;
     if (work_tile().query + i >= work_tile().query_end) return;
     const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
     params_.args.lse[work_tile().lse_row + i] =
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
+  }
+
+  // Packed heads: LSE, or the partial sum of a split.
+  __device__ __forceinline__ void store_packed_lse(bool redo) const {
+    if constexpr (Config::kPacksHeads) {
+      const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
+      if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
+      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1], unit = log2_unit(redo);
+      const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
+      if (this->packed_tile().is_split) {
+        params_.packed.partial_sums[this->partial_row(i)] = {base * (unit * kLn2), l};
+      } else if (params_.args.lse) {
+        const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+        params_.args
+            .lse[work_tile().b * layout.batch_stride + this->head_of(i) * layout.head_stride +
+                 work_tile().offset_q + this->query_of(i)] = lse_of(base, unit, l);
+      }
+    }
   }
 
   // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. Nothing

@@ -60,8 +60,22 @@ struct PreprocessProgress {
   alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
 
+// Packed heads: the query heads of a KV head share Q tiles. Row r of a KV head of a sequence is
+// query r >> log2_group of query head r % 2^log2_group of its group; if the group has fewer heads,
+// the other rows are empty. A work tile has one split of the keys.
+struct PackedHeads {
+  int32_t log2_group;
+  SplitRule split;
+  int32_t max_splits;  // of any sequence
+  FastDivmod by_splits;
+  // Partial results of sequences with several splits, as in cuda::ForwardParams.
+  int32_t partial_queries;
+  float* partial_o;
+  PartialSum* partial_sums;
+};
+
 struct ForwardParams {
-  CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
+  CUtensorMap q, k, v, o;  // (column, row, head, batch or page); packed heads: Q's rows are heads
   Problem problem;
   ForwardArrays args;
   L2Swizzle swizzle;          // heads: (batch, Q head); tiles: Q tiles, the last of a head first
@@ -74,6 +88,8 @@ struct ForwardParams {
   SoftcapPolynomials softcap;
   const uint8_t* v_transposed;  // E4M3: tiles of V^T, see fp8_transpose_v.cu
   CUtensorMap bias;             // kDenseBias: (key, query, head, batch)
+  // Heads of the swizzle are KV heads then, and its tiles (Q tile, split).
+  PackedHeads packed;
 };
 
 // Elements of V that share a descale in the kernel for LATENT_KV.

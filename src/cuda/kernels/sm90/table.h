@@ -51,6 +51,7 @@ extern const char* const kScoreModNames[];
 
 // Entries of a dtype and score_mod are in ascending order of head dimensions.
 Table<ForwardEntry> forward_table();
+Table<ForwardEntry> packed_forward_table();  // see PackedHeads
 Table<MlaEntry> mla_table();
 Table<BackwardEntry> backward_table();
 Table<BackwardEntry> two_warpgroup_backward_table();  // for long Q

@@ -1,0 +1,151 @@
+// Hopper forward row with packed heads: packing of rows, split-KV, launches.
+#include "cuda/host/sm90_packed.h"
+
+#include <algorithm>
+
+#include "cuda/host/schedule/split_kv.h"
+#include "cuda/host/sm90_fwd.h"
+#include "cuda/kernels/common/combine.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int32_t kMostGroup = 64;      // query heads of a KV head: a warpgroup's rows
+constexpr int64_t kMostRows = 1 << 30;  // of a KV head of a sequence; rows are counted in 32 bits
+
+const ForwardEntry* find(const Problem& p) {
+  for (const ForwardEntry* e : packed_forward_table()) {
+    if (e->dtype == p.dtype && e->dim_qk >= std::max(p.dim_qk, p.dim_v)) return e;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool PackedForwardKernels::supports_problem(const Problem& p, const char** why_not) {
+  *why_not = "";  // the other Hopper kernels say why
+  return p.dtype_kv == p.dtype && score_mod_of(p) == ScoreModKind::kPlain &&
+         p.q_heads_per_kv_head() <= kMostGroup && find(p) != nullptr;
+}
+
+PackedForwardKernels::PackedForwardKernels(const Problem& problem, const Device& device)
+    : problem_(problem),
+      multiprocessors_(device.properties.multiprocessors),
+      l2_bytes_(usable_l2_bytes(device.index)) {
+  while (1 << log2_group_ < problem.q_heads_per_kv_head()) ++log2_group_;
+  const ForwardEntry* const first = find(problem);
+  for (const ForwardEntry* e : packed_forward_table()) {
+    if (e->dtype != first->dtype || e->dim_qk != first->dim_qk) continue;
+    kernels_.push_back(
+        {make_ready(*e, multiprocessors_), forward_name("sm90", *e) + "_packed_heads"});
+  }
+  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
+}
+
+int64_t PackedForwardKernels::rows(const Shape& shape) const {
+  return static_cast<int64_t>(shape.seqlen_q) << log2_group_;
+}
+
+bool PackedForwardKernels::supports(const Shape& shape, const char** why_not) const {
+  *why_not = shape.seqlen_kv == 0 ? "there are no keys" : "there are too many queries";
+  return shape.seqlen_kv > 0 && rows(shape) <= kMostRows;
+}
+
+RowCost PackedForwardKernels::cost(const Shape& shape) const {
+  constexpr RowCost kPays{0.5, nullptr};
+  // The decode kernels are as fast up to so many rows; few keys are not worth a second kernel.
+  constexpr int64_t kDecodeRows = 16, kManyKeys = 1024, kKeysToSplit = 2048;
+  constexpr int64_t kTileQ = 64;  // queries that fill a tile of one head
+  const int64_t group = problem_.q_heads_per_kv_head();
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  const bool has_own_queries = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0;
+  const int64_t queries = has_own_queries ? shape.total_q / shape.batch : shape.seqlen_q;
+  if (queries * group <= kDecodeRows) return {3.0, "so few rows suit the decode kernels"};
+  if (shape.seqlen_kv < kManyKeys) return {3.0, "there are few keys"};
+  if (queries <= kTileQ && group > 1) return kPays;
+  const int64_t tiles = ceil_div(queries, 2 * kTileQ) * heads;
+  if (4 * tiles <= 3 * multiprocessors_ && shape.seqlen_kv >= kKeysToSplit) return kPays;
+  return {3.0, "queries fill tiles, and tiles the device, without packing"};
+}
+
+const PackedForwardKernels::NamedKernel& PackedForwardKernels::choose(const Shape& shape) const {
+  for (const NamedKernel& named : kernels_) {
+    if (rows(shape) <= named.kernel.entry->tile_q) return named;
+  }
+  return kernels_.back();
+}
+
+PackedHeads PackedForwardKernels::grid(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape,
+                                       L2Swizzle* swizzle) const {
+  const ForwardEntry& entry = *kernel.entry;
+  PackedHeads p{};
+  p.log2_group = log2_group_;
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+  const int64_t row_tiles = std::max<int64_t>(ceil_div(rows(shape), entry.tile_q), 1);
+  // A key takes half as long, and a row of partial results dim_v / 512 as long, as in latent
+  // attention, for which whole_wave_splits() counts.
+  const int64_t merged =
+      static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q * problem_.dim_v / 512;
+  const int64_t splits =
+      whole_wave_splits(std::max<int64_t>(heads * row_tiles, 1), ceil_div(shape.seqlen_kv, 2),
+                        merged, kernel.resident, entry.tile_kv / 2);
+  p.split = split_rule(problem_, shape, splits, entry.tile_kv,
+                       may_be_uneven(problem_, shape, multiprocessors_));
+  p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  p.by_splits = FastDivmod::of(p.max_splits);
+  p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  *swizzle = L2Swizzle::of(heads, row_tiles * p.max_splits,
+                           l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1));
+  return p;
+}
+
+int64_t PackedForwardKernels::workspace(const Shape& shape) const {
+  L2Swizzle swizzle;
+  const ReadyKernel<ForwardEntry>& largest = kernels_.back().kernel;
+  const int64_t rows = partial_rows(problem_, shape, grid(largest, shape, &swizzle).split,
+                                    kMostWaves * largest.resident * largest.entry->tile_q);
+  WorkspaceAllocator memory(nullptr);
+  memory.take<TileCounter>(1);
+  memory.take<float>(rows * (problem_.dim_v + 2));
+  return memory.unaligned_bytes();
+}
+
+std::string PackedForwardKernels::describe(const Shape& shape,
+                                           flashattn_plan_properties* properties) const {
+  const NamedKernel& named = choose(shape);
+  describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
+  L2Swizzle swizzle;
+  properties->splits =
+      split_count(grid(named.kernel, shape, &swizzle).split, {shape.seqlen_q, shape.seqlen_kv});
+  return "; the query heads of a KV head share tiles";
+}
+
+int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
+                                     cudaStream_t stream) const {
+  const ReadyKernel<ForwardEntry>& kernel = choose(args.shape).kernel;
+  WorkspaceAllocator memory(workspace);
+  TileCounter* const counter = memory.take<TileCounter>(1);
+  ForwardParams p{};
+  p.packed = grid(kernel, args.shape, &p.swizzle);
+  // What the combine kernel needs.
+  cuda::ForwardParams common{};
+  set_problem(problem_, args.shape, &common);
+  common.split = p.packed.split;
+  common.max_splits = p.packed.max_splits;
+  common.partial_queries = p.packed.partial_queries;
+  if (const int32_t status = set_arrays(args, counter + 1, &common)) return status;
+  p.packed.partial_o = common.partial_o;
+  p.packed.partial_sums = common.partial_sums;
+  if (const int32_t status = check_grid(p.swizzle.count())) return status;
+  if (const int32_t status = make_forward_params(problem_, args, kernel, l2_bytes_, {}, &p)) {
+    return status;
+  }
+  const int32_t status = launch_forward(kernel, &p, counter, stream);
+  if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
+  return status_of(launch_combine(common, combine_starts_early_, stream),
+                   "launching the combine kernel");
+}
+
+}  // namespace flashattn::cuda::sm90
