@@ -32,6 +32,7 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
     const char* why_not = nullptr;
     if (registered.supports(problem, &why_not)) {
       rows.push_back(registered.make(problem, device));
+      if (std::strcmp(of[0], backend) == 0) ++own;
     } else if (passed_over.empty()) {
       passed_over = why_not;
     }
@@ -44,6 +45,7 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
     }
     passed_over = std::string(rows[n]->title()) + " need more than workspace_limit";
     rows.erase(rows.begin() + static_cast<ptrdiff_t>(n));
+    if (n < own) --own;
   }
 }
 
@@ -54,11 +56,12 @@ const Row& PlanRows<Row>::choose(const Shape& shape, const typename Row::Argumen
   RowCost least{};
   const char* against_first = nullptr;  // why the first row costs more, or cannot run the shape
   for (const auto& row : rows) {
+    if (forced && best && &row >= &rows[0] + own) break;
     const char* why_not = nullptr;
     const bool supports = row->supports(shape, &why_not) && (!args || row->accepts(*args));
     const RowCost cost = supports ? row->cost(shape) : RowCost{INFINITY, why_not};
     if (row == rows.front()) against_first = cost.why;
-    if (!supports || (best && (forced || cost.time >= least.time))) continue;
+    if (!supports || (best && cost.time >= least.time)) continue;
     best = row.get();
     least = cost;
   }

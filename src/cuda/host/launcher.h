@@ -18,7 +18,8 @@ template <class Row>
 struct PlanRows {
   std::vector<std::unique_ptr<const Row>> rows;
   std::string passed_over;  // why a preferred backend or row does not serve; empty: none is
-  bool forced = false;      // FLASHATTN_BACKEND asks for the first row, whatever it costs
+  size_t own = 0;           // rows that are the backend's own; they come first
+  bool forced = false;      // FLASHATTN_BACKEND asks for the cheapest of those
 
   void make(Registry<Row> registry, const char* backend, const std::string& backend_passed_over,
             const Problem& problem, const Device& device);

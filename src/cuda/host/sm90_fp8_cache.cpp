@@ -7,6 +7,7 @@
 #include "core/arrays.h"
 #include "core/select.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/sm90_packed.h"
 #include "cuda/kernels/sm90/fp8_convert.h"
 
 namespace flashattn::cuda::sm90 {
@@ -67,6 +68,11 @@ ForwardArgs sequences(const Problem& problem, ForwardArgs args, int64_t first, i
   return args;
 }
 
+bool packs_heads(const Problem& problem) {
+  const char* why_not = nullptr;
+  return PackedForwardKernels::supports_problem(problem, &why_not);
+}
+
 }  // namespace
 
 bool Fp8CacheRow::supports_problem(const Problem& problem, const char** why_not) {
@@ -76,7 +82,10 @@ bool Fp8CacheRow::supports_problem(const Problem& problem, const char** why_not)
 }
 
 Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
-    : problem_(problem), in_16_bits_(with_copies(problem)), forced_(forced_backend() != nullptr) {
+    : problem_(problem),
+      in_16_bits_(with_copies(problem)),
+      forced_(forced_backend() != nullptr),
+      packs_heads_(packs_heads(in_16_bits_)) {
   throw_on(preload_convert(), "cudaFuncGetAttributes");
   rows_.make(forward_registry(), "sm90", "", in_16_bits_, device);
   most_bytes_ = kMostCopyBytes;
@@ -100,11 +109,12 @@ int32_t Fp8CacheRow::turn(const Shape& shape) const {
 }
 
 bool Fp8CacheRow::pays(int64_t queries) const {
-  // On an H200 converting a key takes as long as the E4M3 kernels take for some 100 rows of its KV
-  // head; a Hopper tile of 64 queries of a head as long as they take for 16.
-  constexpr int64_t kConversionRows = 100, kTileQ = 64, kTileRows = 16;
+  // On an H200 converting a key takes as long as the E4M3 kernels take for some 60 rows of its KV
+  // head; a Hopper tile of 64 queries of a head, where heads are not packed, as long as for 16.
+  constexpr int64_t kConversionRows = 60, kTileQ = 64, kTileRows = 16;
   const int64_t group = problem_.q_heads_per_kv_head();
-  return queries * group > kConversionRows + ceil_div(queries, kTileQ) * group * kTileRows;
+  const int64_t tiles = packs_heads_ ? 0 : ceil_div(queries, kTileQ) * group;
+  return queries * group > kConversionRows + tiles * kTileRows;
 }
 
 bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {

@@ -38,7 +38,8 @@ class Fp8CacheRow final : public ForwardRow {
   bool pays(int64_t queries) const;
 
   const Problem problem_, in_16_bits_;
-  const bool forced_;  // FLASHATTN_BACKEND asks for the row
+  const bool forced_;       // FLASHATTN_BACKEND asks for the row
+  const bool packs_heads_;  // the 16-bit kernels may pack query heads
   PlanRows<ForwardRow> rows_;
   int64_t most_bytes_;  // of copies
 };

@@ -1,0 +1,80 @@
+"""Hopper kernels with packed heads: query heads of a KV head in one tile, keys in splits."""
+import os
+
+import pytest
+
+from . import capi
+from .case import Case
+from .harness import Call, Result, run
+from .repro import verify
+from .tolerance import check
+
+BASE = Case(batch=2, seqlen_q=9, seqlen_kv=1300, heads_q=8, heads_kv=2, dim_qk=128, dtype="bf16",
+            causal=True, lens_kv=[1300, 517])
+# Changes, and the rows of a tile. Groups of 1, 3, 5 and 7 heads leave rows empty or none.
+CHANGES = [
+    (dict(), 64), (dict(dtype="f16"), 64), (dict(dim_qk=64), 64), (dict(dim_qk=256), 64),
+    (dict(dim_qk=40, dim_v=72), 64), (dict(dim_qk=192, dim_v=128, dtype="f16"), 64),
+    (dict(heads_q=6), 64), (dict(heads_q=5, heads_kv=1), 64), (dict(heads_q=7, heads_kv=1), 128),
+    (dict(seqlen_q=33), 128), (dict(seqlen_q=33, dim_qk=64, dtype="f16"), 128),
+    (dict(seqlen_q=33, dim_qk=256), 128), (dict(seqlen_q=64, causal=False, lens_kv=None), 128),
+    (dict(lens_kv=[1300, 0], sink=True), 64), (dict(lens_kv=[1, 1300], dtype_o="f32"), 64),
+    (dict(seqlen_q=40, sink=True, dtype_o="f32", lens_kv=None), 128), (dict(page_size=16), 64),
+    (dict(page_size=128, seqlen_q=50, dim_qk=64), 128), (dict(window=(700, 0)), 64),
+    (dict(window=(90, 3), causal=False, seqlen_q=60), 128), (dict(chunk=256, causal=False), 64),
+    (dict(starts_kv=[30, 500]), 64), (dict(batch=3, cu_q=[40, 1, 9], lens_kv=[1300, 5, 900]), 128),
+    (dict(batch=3, cu_q=[9, 0, 5], cu_kv=[1200, 64, 1024], lens_kv=None), 64),
+    (dict(strides="padded"), 64), (dict(strides="bhsd", seqlen_q=20), 128),
+    (dict(lse=False, lens_kv=None), 64), (dict(heads_q=64, heads_kv=1, seqlen_q=2), 128),
+    # One head, its keys in splits.
+    (dict(batch=1, seqlen_q=130, heads_q=1, heads_kv=1, seqlen_kv=2300, lens_kv=None), 128),
+    (dict(batch=1, seqlen_q=200, heads_q=3, heads_kv=3, seqlen_kv=2300, lens_kv=[2049]), 128),
+]
+
+
+@pytest.fixture(autouse=True)
+def _only_hopper_kernels(device):
+    if device.name == "cpu" or capi.device_properties(device.kind).compute_capability // 10 != 9 \
+            or os.environ.get("FLASHATTN_BACKEND", "sm90") != "sm90":
+        pytest.skip("the kernels are Hopper's")
+
+
+def info_of(case, device):
+    plan = capi.Plan(capi.descriptor(case, device))
+    return plan.info(capi.FORWARD, capi.sizes_of(case))
+
+
+@pytest.mark.parametrize("change,rows", CHANGES)
+def test_features(device, change, rows):
+    case = BASE.replace(**change)
+    name = capi.ffi.string(info_of(case, device).kernel).decode()
+    assert name.endswith("_packed_heads") and f"_q{rows}_" in name
+    verify(case, device)
+
+
+@pytest.mark.parametrize("case", [
+    BASE, BASE.replace(seqlen_q=40, dim_qk=64, lens_kv=None),
+    BASE.replace(seqlen_q=100, batch=1, heads_q=2, seqlen_kv=4096, lens_kv=None)])
+def test_replays(device, case):
+    """Of a graph: the kernels find in the workspace what the last replay left there, and give the
+    bits of a call that finds NaN."""
+    call = Call(case, device)
+    fields = call.forward_fields()
+    graph = device.driver.capture(call.stage(capi.FORWARD, fields))
+    assert graph.nodes == (2 if info_of(case, device).splits > 1 else 1)
+    expected = run(case, device)
+    check(case, call.data, expected)
+    for _ in range(3):
+        graph.launch()
+        device.driver.wait_stream(0)
+        out = call.collect(list(fields))
+        found = Result(call.take("o", out["o"]), [out["lse"][at] for at in call.lse_index()])
+        assert found.bits() == expected.bits()
+
+
+def test_splits_are_chosen(device):
+    """Enough to fill the device, and none where the caller wants none, or tiles fill it."""
+    few = BASE.replace(batch=1, lens_kv=None, seqlen_q=64, seqlen_kv=65536)
+    assert info_of(few, device).splits >= 8
+    assert info_of(few.replace(splits=1), device).splits == 1
+    assert info_of(few.replace(batch=64, heads_kv=8), device).splits == 1
