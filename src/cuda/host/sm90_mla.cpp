@@ -15,7 +15,8 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 constexpr int64_t kMaxRows = 1 << 30;  // of a KV head of a sequence; rows are counted in 32 bits
-constexpr int32_t kLeastBoxRows = 8;   // TMA boxes of fewer rows are slower than copies by threads
+constexpr int64_t kMostRecordBytes = 1024;  // arrays that lie further apart are not prefetched
+constexpr int32_t kLeastBoxRows = 8;  // TMA boxes of fewer rows are slower than copies by threads
 
 const MlaEntry* find(const Problem& p) {
   for (const MlaEntry* e : mla_table()) {
@@ -40,7 +41,7 @@ int64_t bytes_between(const flashattn_tensor& from, const flashattn_tensor& to) 
 }
 
 // K and V of LATENT_KV.
-int32_t set_records(const ForwardArgs& args, MlaParams* p) {
+int32_t set_records(const ForwardArgs& args, const MlaEntry& entry, MlaParams* p) {
   const flashattn_tensor &v = args.inputs.v, &k = args.inputs.k, &descales = args.descale_latent;
   if (!lies_with_v(k, 2, v) || !lies_with_v(descales, 4, v)) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE,
@@ -53,6 +54,18 @@ int32_t set_records(const ForwardArgs& args, MlaParams* p) {
   }
   p->k_of_record = bytes_between(v, k);
   p->descales_of_record = bytes_between(v, descales);
+  const int64_t begin = std::min({int64_t{0}, p->k_of_record, p->descales_of_record});
+  const int64_t end =
+      std::max({int64_t{entry.dim_v}, p->k_of_record + (entry.dim_qk - entry.dim_v) * 2,
+                p->descales_of_record + entry.dim_v / kLatentDescaleDim * 4});
+  if (end - begin > kMostRecordBytes) return FLASHATTN_OK;
+  p->record_begin = static_cast<int32_t>(begin);
+  p->record_bytes = static_cast<int32_t>(end - begin);
+  const Problem& problem = p->common.problem;
+  const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  const int32_t run = paged ? std::gcd(problem.page_size, entry.tile_kv) : entry.tile_kv;
+  const bool follow = run >= kLeastBoxRows && v.stride_seq <= kMostRecordBytes;
+  p->record_run = follow ? run : 0;
   return FLASHATTN_OK;
 }
 
@@ -154,7 +167,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   }
   if (const int32_t status = set_arrays(args, workspace, &common)) return status;
   if (problem_.is_latent()) {
-    if (const int32_t status = set_records(args, &p)) return status;
+    if (const int32_t status = set_records(args, *kernel_.entry, &p)) return status;
   }
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);

@@ -33,15 +33,15 @@ class MlaLatentProducer {
   __device__ __forceinline__ void load_tiles() {
     const int32_t begin = tile().tiles.begin;
 #pragma unroll 1
-    for (int n = 0; n < kAhead; ++n) prefetch(record(begin + n, prefetched_row()));
-    const char* ahead = record(begin + kAhead, prefetched_row());
+    for (int n = 0; n < kAhead; ++n) prefetch(begin + n, run_of(begin + n));
+    const char* ahead = run_of(begin + kAhead);
     point_at(begin);
     Half first, second;
     load(first, 0);
 #pragma unroll 1
     for (int32_t n = begin, stage = 0; n < tile().tiles.end; ++n, stage ^= 1) {
-      prefetch(ahead);
-      ahead = record(n + 1 + kAhead, prefetched_row());
+      prefetch(n + kAhead, ahead);
+      ahead = run_of(n + 1 + kAhead);
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
         // The warpgroup that computes the scores of the stage releases its own half of V first.
@@ -76,8 +76,10 @@ class MlaLatentProducer {
   __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return storage_.work_tile; }
   static __device__ __forceinline__ int32_t lane_of_row() { return threadIdx.x % 4; }
   static __device__ __forceinline__ int32_t first_row() { return threadIdx.x % kThreads / 4; }
-  static __device__ __forceinline__ int32_t prefetched_row() {
-    return no_hoist(threadIdx.x) % kTileKv;  // saves a register
+  // The first row of a tile that this thread prefetches: of a run, or half of the row.
+  __device__ __forceinline__ int32_t prefetched_row() const {
+    const int32_t thread = no_hoist(threadIdx.x) % kThreads;  // saves a register
+    return params_.record_run > 0 ? thread * params_.record_run : thread / 2;
   }
   __device__ __forceinline__ bool hides_pages() const {
     return params_.common.problem.mask & FLASHATTN_MASK_PAGES;
@@ -111,12 +113,26 @@ class MlaLatentProducer {
     for (int i = 0; i < kRows; ++i) records_[i] = record(n, first_row() + i * kRowStep);
   }
 
-  // Half of the threads have V, the others what keys have beyond. Descales lie beside either.
-  __device__ __forceinline__ void prefetch(const char* record) const {
-    if (!record) return;
-    const bool is_v = threadIdx.x % kThreads < kTileKv;
-    ptx::prefetch_l2(record + (is_v ? 0 : params_.k_of_record),
-                     is_v ? Config::kDimV : (Config::kDimQk - Config::kDimV) * 2);
+  __device__ __forceinline__ const char* run_of(int32_t n) const {
+    const int32_t r = prefetched_row();
+    return r < kTileKv && params_.record_bytes > 0 ? record(n, r) : nullptr;
+  }
+
+  // Brings rows of tile n to L2. A run of rows is one copy; lanes issue copies one after another,
+  // and therefore lines of single rows.
+  __device__ __forceinline__ void prefetch(int32_t n, const char* first) const {
+    if (!first) return;
+    first += params_.record_begin;
+    if (params_.record_run > 0) {
+      const int32_t left = tile().len.kv - n * kTileKv - prefetched_row();
+      const int32_t stride = static_cast<int32_t>(params_.common.args.inputs.v.stride_seq);
+      ptx::prefetch_l2(first, (min(left, params_.record_run) - 1) * stride + params_.record_bytes);
+    } else {
+#pragma unroll 1
+      for (int32_t at = threadIdx.x % 2 * 64; at < params_.record_bytes; at += 128) {
+        ptx::prefetch_l2_line(first + at);
+      }
+    }
   }
 
   __device__ __forceinline__ void load(Half& half, int32_t descale) const {
