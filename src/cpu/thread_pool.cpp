@@ -32,13 +32,12 @@ bool spin_until(const Condition& holds) {
 
 // A call that asks for threads.
 struct alignas(64) Call {
-  // The bits of `state`: threads may join; how many more; how many have joined and not left.
-  static constexpr uint32_t kOpen = 1u << 31;
-  static constexpr uint32_t kVacancy = 1u << 12, kMember = 1, kMembers = kVacancy - 1;
-  static_assert(kMaxThreads < int32_t{kVacancy} && kMaxThreads <= (1 << 12));
-  static uint32_t vacancies(uint32_t state) { return (state & ~kOpen) / kVacancy; }
+  // The bits of `state`: threads may join; how many have joined and not left. Who tries to join
+  // counts until it finds that it may not.
+  static constexpr uint32_t kOpen = 1u << 31, kMember = 1, kMembers = kOpen - 1;
 
   std::atomic<uint32_t> state{0};
+  std::atomic<int32_t> vacancies{0};  // how many more may join; below 0: none
   int32_t threads = 0;
   void (*work)(void*, int32_t) = nullptr;
   void* context = nullptr;
@@ -63,11 +62,12 @@ class Pool {
     call.context = context;
     call.processor.store(os::current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
-    const auto vacancies = static_cast<uint32_t>(threads - 1);
+    const int32_t vacancies = threads - 1;
     // The bit is set first: the thread that joins last clears it, and then does so after this.
     open_.fetch_or(1u << slot);
-    call.state.store(Call::kOpen | vacancies * Call::kVacancy);
-    if (wakes) wake(static_cast<int32_t>(vacancies));
+    call.vacancies.store(vacancies);
+    call.state.fetch_or(Call::kOpen);
+    if (wakes) wake(vacancies);
     work(context, 0);
     open_.fetch_and(~(1u << slot));
     if (call.state.fetch_and(~Call::kOpen) & Call::kMembers) wait_until_left(call);
@@ -114,8 +114,7 @@ class Pool {
     const uint32_t open = open_.load();
     int32_t wanted = -1;  // this thread joins itself
     for (int32_t slot = 0; slot < kMaxCalls; ++slot) {
-      if (open >> slot & 1u)
-        wanted += static_cast<int32_t>(Call::vacancies(calls_[slot].state.load()));
+      if (open >> slot & 1u) wanted += std::max(calls_[slot].vacancies.load(), 0);
     }
     wake(wanted);
   }
@@ -179,28 +178,31 @@ class Pool {
       if (slept && os::current_processor() == caller_processor &&
           os::avoid_processor(caller_processor))
         os::allow_processor(caller_processor);
-      uint32_t state = call.state.load();
-      while (state & Call::kOpen && Call::vacancies(state) > 0) {
-        if (!call.state.compare_exchange_weak(state, state - Call::kVacancy + Call::kMember))
-          continue;
-        join(call, slot, Call::vacancies(state) - 1, own);
-        return true;
-      }
+      if (!(call.state.load() & Call::kOpen) || call.vacancies.load() <= 0) continue;
+      // Additions, unlike exchanges, succeed at once however many threads join.
+      const bool joins = call.state.fetch_add(Call::kMember) & Call::kOpen;
+      const int32_t vacancies = joins ? call.vacancies.fetch_sub(1) : 0;
+      if (vacancies > 0) join(call, slot, vacancies - 1, own);
+      leave(call);
+      if (vacancies > 0) return true;
     }
     return false;
   }
 
-  void join(Call& call, int32_t slot, uint32_t vacancies, int32_t own) {
+  void join(Call& call, int32_t slot, int32_t vacancies, int32_t own) {
     if (vacancies == 0) {
       open_.fetch_and(~(1u << slot));
     } else {
-      wake(static_cast<int32_t>(vacancies));
+      wake(vacancies);
     }
     int32_t number = own < call.threads ? own : 1;
     while (!call.numbers.take(number)) number = number + 1 < call.threads ? number + 1 : 1;
     call.work(call.context, number);
     // work() has returned: nothing is left to begin.
-    open_.fetch_and(~(1u << slot));
+    if (open_.load() >> slot & 1u) open_.fetch_and(~(1u << slot));
+  }
+
+  static void leave(Call& call) {
     const uint32_t before = call.state.fetch_sub(Call::kMember);
     if ((before & Call::kMembers) == 1 && !(before & Call::kOpen)) call.caller.call(1);
   }
@@ -228,9 +230,9 @@ class Pool {
 
   alignas(64) std::atomic<uint32_t> open_{0};      // bit n: threads may join calls_[n]
   alignas(64) std::atomic<uint32_t> reserved_{0};  // bit n: calls_[n] is in use
-  std::atomic<int32_t> spinning_{0};
-  std::atomic<int64_t> last_end_{0};  // when the last call ended
-  os::Sleepers sleepers_;
+  std::atomic<int64_t> last_end_{0};               // when the last call ended
+  alignas(64) std::atomic<int32_t> spinning_{0};
+  alignas(64) os::Sleepers sleepers_;
   os::Mutex growing_;
   std::atomic<int32_t> workers_{0}, numbered_{0};
   int32_t max_spinning_ = 0;
