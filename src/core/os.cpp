@@ -15,6 +15,7 @@
 #include <vector>
 
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -43,6 +44,38 @@ void back_off(int32_t* waited) noexcept {
     nanosleep(&time, nullptr);
   }
 }
+
+#if defined(__linux__)
+void Sleepers::sleep() noexcept {
+  for (uint32_t permits = permits_.load();;) {
+    if (permits == 0) {
+      syscall(SYS_futex, &permits_, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+      permits = permits_.load();
+    } else if (permits_.compare_exchange_weak(permits, permits - 1)) {
+      return;
+    }
+  }
+}
+
+void Sleepers::wake(int32_t threads) noexcept {
+  permits_.fetch_add(static_cast<uint32_t>(threads));
+  syscall(SYS_futex, &permits_, FUTEX_WAKE_PRIVATE, threads, nullptr, nullptr, 0);
+}
+#else
+void Sleepers::sleep() noexcept {
+  mutex_.lock();
+  while (permits_.load() == 0) has_permit_.wait(mutex_);
+  permits_.fetch_sub(1);
+  mutex_.unlock();
+}
+
+void Sleepers::wake(int32_t threads) noexcept {
+  mutex_.lock();
+  permits_.fetch_add(static_cast<uint32_t>(threads));
+  mutex_.unlock();
+  for (int32_t n = 0; n < threads; ++n) has_permit_.signal();
+}
+#endif
 
 bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char* name) noexcept {
   pthread_attr_t attributes;

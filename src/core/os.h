@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -54,6 +55,43 @@ class Condition {
 
  private:
   pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
+};
+
+// Threads that sleep until others call them: exactly as many are woken as were called. Constructed
+// again, it is as new, in a child made by fork.
+class Sleepers {
+ public:
+  constexpr Sleepers() = default;
+  // A thread that is about to sleep announces it, and looks once more for what it waits for.
+  void announce() noexcept { uncalled_.fetch_add(1); }
+  // Then it takes that back. Returns false if it has been called: it must sleep(), if not for long.
+  bool take_back() noexcept { return take(1) == 1; }
+  // Or it sleeps until it is called.
+  void sleep() noexcept;
+  // Calls so many threads that have announced themselves, or fewer if there are not so many.
+  void call(int32_t threads) noexcept {
+    const int32_t called = uncalled_.load() > 0 ? take(threads) : 0;
+    if (called > 0) wake(called);
+  }
+
+ private:
+  // Lowers uncalled_ by up to so many; returns by how many.
+  int32_t take(int32_t threads) noexcept {
+    int32_t uncalled = uncalled_.load();
+    while (uncalled > 0) {
+      const int32_t taken = threads < uncalled ? threads : uncalled;
+      if (uncalled_.compare_exchange_weak(uncalled, uncalled - taken)) return taken;
+    }
+    return 0;
+  }
+  void wake(int32_t threads) noexcept;
+
+  std::atomic<int32_t> uncalled_{0};
+  std::atomic<uint32_t> permits_{0};  // of threads that were called and are yet to return
+#if !defined(__linux__)
+  Mutex mutex_;
+  Condition has_permit_;
+#endif
 };
 
 // Starts a detached thread with a stack of so many bytes, named `name` for top and debuggers. It

@@ -21,7 +21,7 @@ class Queues {
         count_(count),
         body_(body),
         context_(context) {
-    for (int32_t q = 0; q < queues_; ++q) new (&begun_[q]) std::atomic<int64_t>(0);
+    for (int32_t q = 0; q < queues_; ++q) new (&begun(q)) std::atomic<int64_t>(0);
   }
 
   // Runs on each thread; returns when all tasks have begun.
@@ -30,7 +30,7 @@ class Queues {
     const int32_t own = thread % queues_;
     for (int32_t queue = own; queue >= 0; queue = longest()) {
       do {
-        const int64_t n = begun_[queue].fetch_add(1, std::memory_order_relaxed);
+        const int64_t n = begun(queue).fetch_add(1, std::memory_order_relaxed);
         if (n >= size(queue)) break;
         body_(context_, n * queues_ + queue, thread);
       } while (queue == own);
@@ -38,14 +38,18 @@ class Queues {
   }
 
  private:
+  // Where there is room, each lies in a cache line of its own.
+  std::atomic<int64_t>& begun(int32_t queue) {
+    return begun_[queues_ <= kMaxThreads / 8 ? 8 * queue : queue];
+  }
   int64_t size(int32_t queue) const { return ceil_div(count_ - queue, queues_); }
 
   // The queue with the most tasks that have not begun; -1: none has any.
-  int32_t longest() const {
+  int32_t longest() {
     int32_t found = -1;
     int64_t most = 0;
     for (int32_t q = 0; q < queues_; ++q) {
-      const int64_t left = size(q) - begun_[q].load(std::memory_order_relaxed);
+      const int64_t left = size(q) - begun(q).load(std::memory_order_relaxed);
       if (left > most) found = q, most = left;
     }
     return found;

@@ -1,7 +1,6 @@
 #include "cpu/thread_pool.h"
 
 #include <algorithm>
-#include <mutex>
 #include <new>
 
 #include "core/os.h"
@@ -14,7 +13,7 @@ constexpr int64_t kRetry = 1'000'000'000;  // nanoseconds until threads that fai
 // Bytes of a thread's stack. Kernels use less than 64 KiB, but more if not optimised.
 constexpr size_t kStack = size_t{1} << 20;
 constexpr int32_t kMaxCalls = 32;  // calls at once; further ones run on their own thread alone
-constexpr int32_t kFanOut = 2;     // threads that a thread wakes, which wake others in turn
+constexpr int32_t kFanOut = 4;     // threads that a thread wakes, which wake others in turn
 
 using os::now;
 
@@ -33,23 +32,18 @@ bool spin_until(const Condition& holds) {
 
 // A call that asks for threads.
 struct alignas(64) Call {
-  // The bits of `state`: threads may join; the caller sleeps until those that joined have left; how
-  // many more may join; how many have joined and not left.
-  static constexpr uint32_t kOpen = 1u << 31, kCallerSleeps = 1u << 30;
-  static constexpr uint32_t kVacancy = 1u << 12, kMember = 1, kMembers = kVacancy - 1;
-  static_assert(kMaxThreads < int32_t{kVacancy} && kMaxThreads <= (1 << 12));
-  static uint32_t vacancies(uint32_t state) {
-    return (state & ~(kOpen | kCallerSleeps)) / kVacancy;
-  }
+  // The bits of `state`: threads may join; how many have joined and not left. Who tries to join
+  // counts until it finds that it may not.
+  static constexpr uint32_t kOpen = 1u << 31, kMember = 1, kMembers = kOpen - 1;
 
   std::atomic<uint32_t> state{0};
+  std::atomic<int32_t> vacancies{0};  // how many more may join; below 0: none
   int32_t threads = 0;
   void (*work)(void*, int32_t) = nullptr;
   void* context = nullptr;
   std::atomic<int32_t> processor{-1};  // that runs the caller
   ThreadNumbers numbers;
-  os::Mutex mutex;
-  os::Condition is_left;
+  os::Sleepers caller;
 };
 
 class Pool {
@@ -68,11 +62,12 @@ class Pool {
     call.context = context;
     call.processor.store(os::current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
-    const auto vacancies = static_cast<uint32_t>(threads - 1);
+    const int32_t vacancies = threads - 1;
     // The bit is set first: the thread that joins last clears it, and then does so after this.
     open_.fetch_or(1u << slot);
-    call.state.store(Call::kOpen | vacancies * Call::kVacancy);
-    if (wakes) wake(static_cast<int32_t>(vacancies));
+    call.vacancies.store(vacancies);
+    call.state.fetch_or(Call::kOpen);
+    if (wakes) wake(vacancies);
     work(context, 0);
     open_.fetch_and(~(1u << slot));
     if (call.state.fetch_and(~Call::kOpen) & Call::kMembers) wait_until_left(call);
@@ -102,19 +97,26 @@ class Pool {
   static void wait_until_left(Call& call) {
     const auto is_left = [&] { return !(call.state.load() & Call::kMembers); };
     if (spin_until(is_left)) return;
-    const std::lock_guard<os::Mutex> lock(call.mutex);
-    call.state.fetch_or(Call::kCallerSleeps);
-    while (!is_left()) call.is_left.wait(call.mutex);
+    do {  // a thread that has left a call before it in this entry may still call
+      call.caller.announce();
+      if (!is_left() || !call.caller.take_back()) call.caller.sleep();
+    } while (!is_left());
   }
 
   // Wakes sleeping threads if too few threads spin.
   void wake(int32_t wanted) {
     wanted = std::min(wanted - spinning_.load(), kFanOut);
-    if (wanted <= 0 || sleeping_.load() == 0) return;
-    // A thread that found no open call holds the lock until it sleeps: it cannot miss the signal.
-    mutex_.lock();
-    mutex_.unlock();
-    for (int32_t n = 0; n < wanted; ++n) is_open_.signal();
+    if (wanted > 0) sleepers_.call(wanted);
+  }
+
+  // Wakes other threads for the calls that are open: the first thing that a woken thread does.
+  void wake_others() {
+    const uint32_t open = open_.load();
+    int32_t wanted = -1;  // this thread joins itself
+    for (int32_t slot = 0; slot < kMaxCalls; ++slot) {
+      if (open >> slot & 1u) wanted += std::max(calls_[slot].vacancies.load(), 0);
+    }
+    wake(wanted);
   }
 
   // Starts threads until there are so many, or the system refuses.
@@ -176,39 +178,39 @@ class Pool {
       if (slept && os::current_processor() == caller_processor &&
           os::avoid_processor(caller_processor))
         os::allow_processor(caller_processor);
-      uint32_t state = call.state.load();
-      while (state & Call::kOpen && Call::vacancies(state) > 0) {
-        if (!call.state.compare_exchange_weak(state, state - Call::kVacancy + Call::kMember))
-          continue;
-        join(call, slot, Call::vacancies(state) - 1, own);
-        return true;
-      }
+      if (!(call.state.load() & Call::kOpen) || call.vacancies.load() <= 0) continue;
+      // Additions, unlike exchanges, succeed at once however many threads join.
+      const bool joins = call.state.fetch_add(Call::kMember) & Call::kOpen;
+      const int32_t vacancies = joins ? call.vacancies.fetch_sub(1) : 0;
+      if (vacancies > 0) join(call, slot, vacancies - 1, own);
+      leave(call);
+      if (vacancies > 0) return true;
     }
     return false;
   }
 
-  void join(Call& call, int32_t slot, uint32_t vacancies, int32_t own) {
+  void join(Call& call, int32_t slot, int32_t vacancies, int32_t own) {
     if (vacancies == 0) {
       open_.fetch_and(~(1u << slot));
     } else {
-      wake(static_cast<int32_t>(vacancies));
+      wake(vacancies);
     }
     int32_t number = own < call.threads ? own : 1;
     while (!call.numbers.take(number)) number = number + 1 < call.threads ? number + 1 : 1;
     call.work(call.context, number);
     // work() has returned: nothing is left to begin.
-    open_.fetch_and(~(1u << slot));
-    const uint32_t before = call.state.fetch_sub(Call::kMember);
-    if ((before & Call::kMembers) == 1 && before & Call::kCallerSleeps) {
-      call.mutex.lock();
-      call.mutex.unlock();
-      call.is_left.signal();
-    }
+    if (open_.load() >> slot & 1u) open_.fetch_and(~(1u << slot));
   }
 
-  // Spins, then sleeps until a call is open. Returns whether the thread slept. caller_processor: if
-  // processors share no cache, Linux may wake a thread on the processor that wakes it, where it
-  // waits for milliseconds behind the caller, though others are idle. So it sleeps where it cannot.
+  static void leave(Call& call) {
+    const uint32_t before = call.state.fetch_sub(Call::kMember);
+    if ((before & Call::kMembers) == 1 && !(before & Call::kOpen)) call.caller.call(1);
+  }
+
+  // Spins, then sleeps until it is called, perhaps too late for a call. Returns whether it slept.
+  // caller_processor: if processors share no cache, Linux may wake a thread on the processor that
+  // wakes it, where it waits for milliseconds behind the caller, though others are idle. So it
+  // sleeps where it cannot.
   bool wait_for_calls(int32_t caller_processor) {
     const auto is_open = [&] { return open_.load() != 0; };
     // More spinning threads would take processors from those that work.
@@ -217,11 +219,10 @@ class Pool {
     spinning_.fetch_sub(1);
     if (found) return false;
     const bool avoids = os::avoid_processor(caller_processor);
-    {
-      const std::lock_guard<os::Mutex> lock(mutex_);
-      sleeping_.fetch_add(1);
-      while (!is_open()) is_open_.wait(mutex_);
-      sleeping_.fetch_sub(1);
+    sleepers_.announce();
+    if (!is_open() || !sleepers_.take_back()) {
+      sleepers_.sleep();
+      wake_others();
     }
     if (avoids) os::allow_processor(caller_processor);
     return true;
@@ -229,10 +230,9 @@ class Pool {
 
   alignas(64) std::atomic<uint32_t> open_{0};      // bit n: threads may join calls_[n]
   alignas(64) std::atomic<uint32_t> reserved_{0};  // bit n: calls_[n] is in use
-  std::atomic<int32_t> spinning_{0}, sleeping_{0};
-  std::atomic<int64_t> last_end_{0};  // when the last call ended
-  os::Mutex mutex_;
-  os::Condition is_open_;
+  std::atomic<int64_t> last_end_{0};               // when the last call ended
+  alignas(64) std::atomic<int32_t> spinning_{0};
+  alignas(64) os::Sleepers sleepers_;
   os::Mutex growing_;
   std::atomic<int32_t> workers_{0}, numbered_{0};
   int32_t max_spinning_ = 0;

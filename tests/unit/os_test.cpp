@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "check.h"
 
 using flashattn::os::cpu_quota;
+using flashattn::os::Sleepers;
 
 namespace {
 
@@ -41,6 +44,42 @@ constexpr const char* kV1 =
     "22 1 0:21 / / rw - ext4 /dev/sda rw\n"
     "32 31 0:29 / /sys/fs/cgroup/cpuset rw shared:9 - cgroup cgroup rw,cpuset\n"
     "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 master:1 - cgroup cgroup rw,cpu,cpuacct\n";
+
+// As many threads wake as were called, however long ago they announced themselves.
+void test_sleepers() {
+  constexpr int kThreads = 4;
+  static Sleepers sleepers;
+  std::atomic<int> announced{0}, awake{0};
+  const auto become = [](const std::atomic<int>& number, int value) {
+    for (int n = 0; n < 10000 && number != value; ++n) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return number == value;
+  };
+  std::vector<std::thread> threads;
+  for (int n = 0; n < kThreads; ++n) {
+    threads.emplace_back([&] {
+      sleepers.announce();
+      ++announced;
+      sleepers.sleep();
+      ++awake;
+    });
+  }
+  CHECK(become(announced, kThreads));
+  sleepers.call(kThreads - 1);
+  CHECK(become(awake, kThreads - 1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(awake == kThreads - 1);
+  sleepers.call(kThreads);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(!sleepers.take_back());  // the calls beyond the last thread are none
+  sleepers.announce();
+  CHECK(sleepers.take_back());
+  sleepers.announce();
+  sleepers.call(1);
+  CHECK(!sleepers.take_back());
+  sleepers.sleep();  // returns at once
+}
 
 void test_quotas() {
   CHECK(std::isinf(quota_of({})));
@@ -120,6 +159,7 @@ void test_affinity() {
 }  // namespace
 
 int main() {
+  test_sleepers();
   test_quotas();
   test_affinity();
   return check_report();
