@@ -170,26 +170,28 @@ class Rows:
         return Row(f"H32/8 D128, {chunks} of {chunk}, {decodes} of 1, x {keys}",
                    {"ours": one, "two calls": two}, n, o[0])
 
-    def append(self, batch: int, tokens: int, kind: str) -> Row:
+    def append(self, batch: int, tokens: int, kind: str, dim: int = 128) -> Row:
         """Keys and values into a cache, rotated, and q; kind: of the cache, and of its descales."""
         tokens, eight = max(tokens // self.small, 1), kind != "bf16"
+        makes = kind.endswith("made")
         capacity = 2 * tokens + 64
         n = 2 if self.small > 1 else _LAYERS
-        q, k, v = (self.normal(n, batch, tokens, heads, 128) for heads in (32, 8, 8))
-        caches = [self.normal(n, batch, capacity, 8, 128) for _ in range(2)]
+        q, k, v = (self.normal(n, batch, tokens, heads, dim) for heads in (32, 8, 8))
+        caches = [self.normal(n, batch, capacity, 8, dim) for _ in range(2)]
         extra: Dict[str, Any] = {}
         if eight:
             caches = [[x.to(torch.float8_e4m3fn) for x in cache] for cache in caches]
-            descales = [torch.ones(batch, 8, 1, device=self.device) for _ in range(2)]
-            extra = dict(descale_k=descales[0], descale_v=descales[1],
-                         update_descales=kind == "f8, descales made")
+            blocks = -(-capacity // 16) if makes else 1
+            descales = [torch.ones(batch, 8, blocks, device=self.device) for _ in range(2)]
+            extra = dict(descale_k=descales[0], descale_v=descales[1], update_descales=makes,
+                         descale_block=16 if makes else 0)
         lens, after = self.ints([17] * batch), self.ints([0] * batch)
         works: Dict[str, Work] = {"ours": lambda i: flashattn.append_kv(
             caches[0][i], caches[1][i], lens, k[i], v[i], q[i], rotary_base=10000.0, q_out=q[i],
             lens_out=after, **extra)}
-        rows = batch * tokens * 128
+        rows = batch * tokens * dim
         moved = rows * (2 * 32 * 2 + 2 * 8 * (2 + (1 if eight else 2)))
-        return Row(f"append {batch} x {tokens}, {kind}", works, n, q[0], moved)
+        return Row(f"append {batch} x {tokens}, D{dim}, {kind}", works, n, q[0], moved)
 
     def prefix(self, batch: int, shared: int, own: int) -> Row:
         """A prefix that all sequences share: its attention once, merged with that of their own."""
@@ -233,9 +235,10 @@ class Rows:
             for queries in (64, 128, 256, 512):
                 yield "spec", attend(self.attend, 1, keys, 32, 8, 128, queries)
         yield "spec", lambda: self.mixed(4, 512, 60, 8192)
-        for kind in ("bf16", "f8", "f8, descales made"):
+        # GPUs take descales of blocks for heads up to 64.
+        for kind, dim in (("bf16", 128), ("f8", 128), ("f8, descales made", 64)):
             for batch, tokens in ((32, 1), (4, 4096)):
-                yield "append", attend(self.append, batch, tokens, kind)
+                yield "append", attend(self.append, batch, tokens, kind, dim)
         yield "prefix", lambda: self.prefix(64, 32768, 256)
 
 
