@@ -37,6 +37,7 @@ class Append {
 
   void draw() {
     const flashattn_desc& d = facts_.desc;
+    fits = !facts_.has(d.layout, FLASHATTN_LAYOUT_LATENT_KV);
     Numbers numbers(in_->word());
     const uint32_t given = in_->byte();
     draw_rotary(&numbers);

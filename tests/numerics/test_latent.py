@@ -13,7 +13,7 @@ from .repro import verify
     for n, case in enumerate(latent.listed())])
 def test_listed(device, case):
     if device.name != "cpu":
-        pytest.skip("a GPU computes DeepSeek's heads alone: test_gpu_latent.py")
+        pytest.skip("a GPU computes DeepSeek's heads alone: test_gpu_latent_cache.py")
     verify(case, device)
 
 
@@ -36,7 +36,7 @@ def test_values_that_are_not_finite(device):
 @pytest.mark.smoke
 def test_records_and_arrays_give_the_same_bits(device):
     if device.name != "cpu":
-        pytest.skip("covered by test_gpu_latent.py")
+        pytest.skip("see test_gpu_latent_cache.py")
     case = latent.SMALL.replace(seqlen_q=5, page_size=16, lens_kv=[203, 40])
     assert run(case, device).bits() == run(case.replace(strides="padded"), device).bits()
 
