@@ -31,8 +31,8 @@ std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
 
 #if FLASHATTN_CUDA_SM90
 bool has_one_type(const Problem& problem, const char** why_not) {
-  *why_not = "";  // the rows for a cache of E4M3 say why
-  return problem.dtype_kv == problem.dtype;
+  *why_not = "";  // the rows for a cache of E4M3, or for trees, say why
+  return problem.dtype_kv == problem.dtype && !problem.has_mask(FLASHATTN_MASK_TREE);
 }
 
 template <class Row, class Made>

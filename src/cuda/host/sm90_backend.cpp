@@ -5,6 +5,7 @@
 #include "cuda/host/backend.h"
 #include "cuda/host/launcher.h"
 #include "cuda/host/sm90_fwd.h"
+#include "cuda/host/sm90_packed.h"
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn {
@@ -54,7 +55,11 @@ const Predicate kPredicates[] = {
            "multiple of 8",
            p.block_q, p.block_kv, kMinBlock);
      }},
-    {[](const Problem& p, const Device&) { return p.has_mask(kKeyBitMasks); },
+    {[](const Problem& p, const Device&) {
+       const char* why_not = nullptr;  // kernels with packed heads take trees
+       return p.has_mask(kKeyBitMasks) &&
+              !cuda::sm90::PackedForwardKernels::supports_problem(p, &why_not);
+     },
      FLASHATTN_REASON_MASK_COMBINATION, "mask",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "mask has %s",

@@ -24,8 +24,11 @@ const ForwardEntry* find(const Problem& p) {
 
 bool PackedForwardKernels::supports_problem(const Problem& p, const char** why_not) {
   *why_not = "";  // the other Hopper kernels say why
-  return p.dtype_kv == p.dtype && score_mod_of(p) == ScoreModKind::kPlain &&
-         p.q_heads_per_kv_head() <= kMostGroup && find(p) != nullptr;
+  // In fp32 o shows whether the weight of the only key that a tree's bits show is exactly 1.
+  const bool shows_weights = p.has_mask(FLASHATTN_MASK_TREE) && p.dtype_o == FLASHATTN_DTYPE_F32;
+  return p.dtype_kv == p.dtype && score_mod_of(p) == ScoreModKind::kPlain && !shows_weights &&
+         !p.has_mask(FLASHATTN_MASK_PAGES) && p.q_heads_per_kv_head() <= kMostGroup &&
+         find(p) != nullptr;
 }
 
 PackedForwardKernels::PackedForwardKernels(const Problem& problem, const Device& device)
@@ -142,6 +145,8 @@ int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
   if (const int32_t status = make_forward_params(problem_, args, kernel, l2_bytes_, {}, &p)) {
     return status;
   }
+  p.problem = common.problem;  // with TREE the hull of its masks
+  p.packed.tree = common.tree;
   const int32_t status = launch_forward(kernel, &p, counter, stream);
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
   return status_of(launch_combine(common, combine_starts_early_, stream),

@@ -102,9 +102,8 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %, but for a block mask, of which blocks may be as small as a consumer's keys.
-  static constexpr bool kSkipMaskedTiles =
-      !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory) &&
-      (kDim == 128 || ScoreMod::template kHas<BlockMask>);
+  static constexpr bool kSkipMaskedTiles = !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory) &&
+                                           (kDim == 128 || ScoreMod::template kHas<BlockMask>);
   // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128
   // would lose 0.3 %.
   static constexpr bool kLargeLseApart = ScoreMod::kIsPlain && kDim == 64;

@@ -181,8 +181,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
-  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys. Its S has
-  // not been issued.
+  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys. Its S
+  // has not been issued.
   __device__ __forceinline__ void skip_tile(STiles& s, int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
     static_assert(!Config::kSkipMaskedTiles || kMmasN == 1, "dS of one slice is stored");

@@ -1,7 +1,7 @@
 // Hopper forward with packed heads: short sequences of queries beside many keys. The query heads of
 // a KV head share a Q tile, so that K and V are loaded once for all of them, and the keys of a
 // sequence may be split over CTAs, whose partial results the combine kernel merges. Masks by
-// position; no score modification.
+// position, and trees of drafted tokens; no score modification.
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_config.cuh"
@@ -59,13 +59,16 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
       intersect({first + kWarpgroupRows * lane, first + kWarpgroupRows * (lane + 1)}, {0, end});
   if (lane < kConsumers && own.begin < own.end) {
     const Interval queries{own.begin >> log2_group, ((own.end - 1) >> log2_group) + 1};
-    const KeySpan span = key_span(problem.mask_rule(), queries, len);
+    const bool is_tree = problem.mask & FLASHATTN_MASK_TREE;
+    const KeySpan span = is_tree ? tree_span(packed.tree.rule, queries, len)
+                                 : key_span(problem.mask_rule(), queries, len);
     const Interval any = intersect(span.any, keys), all = intersect(span.all, keys);
     if (any.begin < any.end) {
       warpgroup.kv_begin = any.begin / kTileKv;
       warpgroup.kv_end = (any.end - 1) / kTileKv + 1;
-      warpgroup.first_upper_only = any.begin % kTileKv >= kTileKv / 2;
-      warpgroup.last_lower_only = (any.end - 1) % kTileKv < kTileKv / 2;
+      // Bits of a tree are applied to whole tiles.
+      warpgroup.first_upper_only = !is_tree && any.begin % kTileKv >= kTileKv / 2;
+      warpgroup.last_lower_only = !is_tree && (any.end - 1) % kTileKv < kTileKv / 2;
     }
     if (all.begin < all.end) {
       warpgroup.full_begin = (all.begin + kTileKv - 1) / kTileKv;

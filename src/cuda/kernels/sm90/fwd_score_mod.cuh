@@ -178,6 +178,18 @@ class FwdScoreMod {
     }
   }
 
+  // Sets scores of keys that bits of a tree, or the masks of keys before it, hide to -inf.
+  __device__ __forceinline__ void apply_tree_mask(ScoreAccum& s, int32_t n) const {
+    const Lengths len{work_tile().len.q, work_tile().len.kv};
+    const TreeMask tree{params_.packed.tree, work_tile().b, len};
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t i = consumer_.query_of(work_tile().query + row() + mi * 8);
+      tree.template shown_keys<kTileKv / 8>(min(i, len.q - 1), n * kTileKv, lane())
+          .forward(SRowLayout{mi}, s);
+    }
+  }
+
   // Sets scores that the block mask hides to -inf.
   __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n,
                                                    const KvTiles<Config>& kv_tiles) const {

@@ -65,6 +65,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end)
       score_mod().apply_mask(s_, n * kTileKv);
     score_mod().apply_block_mask(s_, n, kv_tiles_);
+    if constexpr (Config::kPacksHeads) {
+      if (params_.problem.mask & FLASHATTN_MASK_TREE &&
+          (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end))
+        score_mod().apply_tree_mask(s_, n);
+    }
   }
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
@@ -285,7 +290,9 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     bool base_overflowed = sink_overflows;
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const int32_t keys = this->visible_keys_of(mi);
+      int32_t keys = this->visible_keys_of(mi);
+      // Bits of a tree may leave one key.
+      if (Config::kPacksHeads && params_.problem.mask & FLASHATTN_MASK_TREE) keys = min(keys, 1);
       bool bad = !(l[mi] <= kMaxRowSum) || nonfinite[mi];
       // In a redo P of a single key is exactly 1. Else the residue of a large score is in P.
       const float largest = keys == 1 ? fminf(kLargeScore, kLargestBase) : kLargestBase;

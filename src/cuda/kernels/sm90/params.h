@@ -72,6 +72,7 @@ struct PackedHeads {
   int32_t partial_queries;
   float* partial_o;
   PartialSum* partial_sums;
+  TreeParams tree;  // with TREE; the problem's masks are its hull then
 };
 
 struct ForwardParams {
