@@ -148,7 +148,6 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
   const Problem& problem = *job.problem;
   const BackwardArgs& args = *job.args;
   const int32_t head = static_cast<int32_t>(task);
-  const double sink = args.inputs.sink[head];
   const RowLayout layout = row_layout(problem, args.shape);
   double total = 0;
   for (int32_t b = 0; b < args.shape.batch; ++b) {
@@ -156,6 +155,8 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
     const int64_t first = job.q_tile_index(sequence, b, head, 0) * job.tiling.tile_q;
     const float* lse =
         args.lse + b * layout.batch_stride + head * layout.head_stride + sequence.offset_q;
+    if (sequence.len.q == 0) continue;  // the sinks of an empty call may be NULL
+    const double sink = args.inputs.sink[head];
     const ScoreUnit unit = score_mod(problem, args.inputs, b, head, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       if (lse[i] == -kInfinity) continue;

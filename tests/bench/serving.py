@@ -97,7 +97,8 @@ class Rows:
 
     def dense(self, rows: int, heads: int, kv_heads: int, dim: int) -> Row:
         """A forward call with as many queries as keys, whose speed chunks are to reach."""
-        return self.attend(1, rows, heads, kv_heads, dim, max(rows // self.small, 1), suffix=", all")
+        rows_here = max(rows // self.small, 1)
+        return self.attend(1, rows, heads, kv_heads, dim, rows_here, suffix=", all")
 
     def uneven(self, longest: int, others: int, count: int) -> Row:
         """Packed caches of one long and many short sequences."""
@@ -338,8 +339,8 @@ def shown(row: Row, times: Dict[str, List[float]], copy: float) -> Tuple[str, Di
 def main(options: argparse.Namespace, small: int = 1) -> int:
     on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        raise SystemExit("bench: --preset serving needs a GPU, and PyTorch finds none; --device cpu "
-                         "tries it")
+        raise SystemExit("bench: --preset serving needs a GPU, and PyTorch finds none; "
+                         "--device cpu tries it")
     small = small if on_gpu else max(small, 32)
     torch.manual_seed(0)
     rows, timer = Rows(options.device, small), Timer(options.device)

@@ -3,11 +3,11 @@ that depend on them."""
 import numpy as np
 import pytest
 
-from . import reference
+from . import capi, reference
 from .case import Case
 from .data import make_data
 from .dtypes import EPSILON
-from .harness import run
+from .harness import Call, run
 from .repro import command, verify
 from .tolerance import check
 
@@ -216,3 +216,12 @@ def test_infinite_sink(device):
     result = run(case, device, data)
     check(case, data, result)
     assert (result.dsink == 0).all()
+
+
+def test_an_empty_call_needs_no_sink(device):
+    """Nothing of its arrays is read; the gradient of a sink is 0."""
+    case = Case(seqlen_q=0, seqlen_kv=5, heads_q=2, dim_qk=16, sink=True, dsink=True, backward=True)
+    call = Call(case, device)
+    call.inputs["sink"] = capi.ffi.NULL
+    result = call.backward(call.forward())
+    assert result.dsink.shape == (2,) and not result.dsink.any()
