@@ -17,18 +17,29 @@ constexpr int kVector = 8;          // elements that a thread loads at once, whe
 constexpr int kMaxAngles = 1024;    // of the tokens of a CTA
 static_assert(kMaxAngles >= kMaxRotaryPairs);
 
-// What a thread moves of each token: a unit of a head of q, k or v.
+// Rows of some tokens, so many tokens apart.
+struct RowWalk {
+  __device__ __forceinline__ RowWalk(const flashattn_tensor& x, int32_t size, int32_t b, int32_t h,
+                                     int64_t token, int32_t step)
+      : row(tensor_row(x, size, b, h, token)), bytes(x.stride_seq * step * size) {}
+
+  char* row;
+  int64_t bytes;
+};
+
+// What a thread moves of each of its tokens: a unit of a head of q, k or v.
 template <class T, int kPairs>
 struct UnitMover {
-  __device__ __forceinline__ UnitMover(const AppendParams& params, int32_t b, int32_t unit)
+  __device__ __forceinline__ UnitMover(const AppendParams& params, int32_t b, int32_t unit,
+                                       int64_t token)
       : which((unit >= params.operands[1].first_unit) + (unit >= params.operands[2].first_unit)),
-        b(b) {
-    const AppendOperand& operand = params.operands[which];
-    const int32_t local = unit - operand.first_unit;
-    h = operand.by_units.quotient(local);
-    at = {operand, (local - h * operand.by_units.divisor) * kPairs};
+        h(params.operands[which].by_units.quotient(unit - params.operands[which].first_unit)),
+        at(params.operands[which], (unit - params.operands[which].first_unit -
+                                    h * params.operands[which].by_units.divisor) *
+                                       kPairs),
+        from(params.operands[which].from, sizeof(T), b, h, token, params.slots) {
     if (unit < params.units && params.problem.descale_block == 0 && has_descale(params)) {
-      head_descale = descale(params, 0);
+      head_factor = factor(params, b, 0);
     }
   }
 
@@ -36,43 +47,69 @@ struct UnitMover {
     return which > 0 && params.operands[which].descale.data &&
            params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
   }
-  __device__ __forceinline__ float descale(const AppendParams& params, int32_t block) const {
-    return *reinterpret_cast<const float*>(
-        tensor_row(params.operands[which].descale, 4, b, h, block));
+  __device__ __forceinline__ float factor(const AppendParams& params, int32_t b,
+                                          int32_t block) const {
+    return 1.0f / *reinterpret_cast<const float*>(
+                      tensor_row(params.operands[which].descale, 4, b, h, block));
   }
-  // Loads what does not depend on the lengths of the cache.
-  __device__ __forceinline__ void load(const AppendParams& params, int64_t token) {
-    raw.load(at, tensor_row(params.operands[which].from, sizeof(T), b, h, token));
-  }
-  __device__ __forceinline__ void move(const AppendParams& params, const AppendRows& to,
-                                       const RawUnit<T, kPairs>& raw, int32_t i,
-                                       const AngleRows<kPairs>& angles, int32_t angle_row) const {
-    const bool is_f8 = which > 0 && params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
-    const int32_t j = to.sequence.len.kv + i;
-    CacheIndex index = {b, to.sequence.offset_q + i};
-    if (which > 0) {
-      if (i >= to.stored) return;
-      index = cache_index(params, to.sequence, b, j);
-    }
-    char* const out =
-        tensor_row(params.operands[which].to, is_f8 ? 1 : sizeof(T), index.entry, h, index.row);
-    if (!at.turns && !is_f8) return raw.store(at, out);
-    Unit<kPairs> unit(raw);
-    if (at.turns) {
-      unit.turn(angles.interleaved, [&](int half) { return angles.of(angle_row, at.c, half); });
-    }
-    if (!is_f8) return unit.store(at, reinterpret_cast<T*>(out));
-    unit.scale(1.0f / (params.problem.descale_block > 0 && has_descale(params)
-                           ? descale(params, params.by_block.quotient(j))
-                           : head_descale));
-    unit.store(at, reinterpret_cast<ptx::E4m3*>(out));
+  __device__ __forceinline__ void load_next() {
+    raw.load(at, from.row);
+    from.row += from.bytes;
   }
 
-  int32_t which, b, h;
+  int32_t which, h;
   UnitPlace<kPairs> at;
+  RowWalk from;
   RawUnit<T, kPairs> raw;
-  float head_descale = 1;
+  float head_factor = 1;
 };
+
+// Moves a unit of tokens i, i + slots, ... below end, of which the first is loaded. The angles are
+// those of tokens from `begin` on.
+template <class T, int kPairs>
+__device__ __forceinline__ void move_unit(const AppendParams& params, const AppendRows& to,
+                                          UnitMover<T, kPairs>& mover,
+                                          const AngleRows<kPairs>& angles, int32_t b, int32_t begin,
+                                          int32_t i, int32_t end) {
+  const UnitPlace<kPairs> at = mover.at;
+  const AppendOperand& operand = params.operands[mover.which];
+  const bool is_q = mover.which == 0;
+  const bool is_f8 = !is_q && params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  const bool is_paged = !is_q && params.args.inputs.page_table;
+  const bool is_scaled_by_block = params.problem.descale_block > 0 && mover.has_descale(params);
+  const int32_t size = is_f8 ? 1 : sizeof(T), end_stored = is_q ? end : min(end, to.stored);
+  const int32_t before = to.sequence.len.kv;
+  const CacheIndex first = is_q       ? CacheIndex{b, to.sequence.offset_q + i}
+                           : is_paged ? CacheIndex{0, 0}
+                                      : cache_index(params, to.sequence, b, before + i);
+  RowWalk out(operand.to, size, first.entry, mover.h, first.row, params.slots);
+#pragma unroll 1
+  for (; i < end_stored; i += params.slots) {
+    const RawUnit<T, kPairs> raw = mover.raw;
+    if (i + params.slots < end_stored) mover.load_next();
+    if (is_paged) {
+      const CacheIndex index = cache_index(params, to.sequence, b, before + i);
+      out.row = tensor_row(operand.to, size, index.entry, mover.h, index.row);
+    }
+    if (!at.turns && !is_f8) {
+      raw.store(at, out.row);
+    } else {
+      Unit<kPairs> unit(raw);
+      if (at.turns) {
+        unit.turn(angles.interleaved, [&](int half) { return angles.of(i - begin, at.c, half); });
+      }
+      if (is_f8) {
+        unit.scale(is_scaled_by_block
+                       ? mover.factor(params, b, params.by_block.quotient(before + i))
+                       : mover.head_factor);
+        unit.store(at, reinterpret_cast<ptx::E4m3*>(out.row));
+      } else {
+        unit.store(at, reinterpret_cast<T*>(out.row));
+      }
+    }
+    out.row += out.bytes;
+  }
+}
 
 // blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time. blockIdx.z: a share
 // of their units.
@@ -90,10 +127,9 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
   int32_t begin = blockIdx.y * params.tokens_per_cta;
 
   const SeqlenInfo queries = seqlen_info(problem, args.shape, args.inputs, b);
-  UnitMover<T, kPairs> mover(params, b, first_unit);
-  const auto load = [&](int32_t i) { mover.load(params, queries.offset_q + i); };
+  UnitMover<T, kPairs> mover(params, b, first_unit, queries.offset_q + begin + slot);
   bool is_loaded = first_unit < end_unit && begin + slot < queries.len.q;
-  if (is_loaded) load(begin + slot);
+  if (is_loaded) mover.load_next();
   // The first token and the lengths of the cache arrive together.
   asm volatile("" ::: "memory");
   const AppendRows to = append_rows(problem, args, b);
@@ -114,15 +150,12 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
     __syncthreads();
 #pragma unroll 1
     for (int32_t unit = first_unit; unit < end_unit; unit += unit_step) {
-      if (unit_step < params.units && !is_loaded) mover = {params, b, unit};
-#pragma unroll 1
-      for (int32_t i = begin + slot; i < end; i += params.slots) {
-        if (!is_loaded) load(i);
-        const RawUnit<T, kPairs> raw = mover.raw;
-        is_loaded = i + params.slots < end;
-        if (is_loaded) load(i + params.slots);
-        mover.move(params, to, raw, i, angles, i - begin);
+      if (!is_loaded) {
+        mover = {params, b, unit, to.sequence.offset_q + begin + slot};
+        if (begin + slot < end) mover.load_next();
       }
+      is_loaded = false;
+      move_unit(params, to, mover, angles, b, begin, begin + slot, end);
     }
     __syncthreads();  // all threads have read the angles
   }
