@@ -81,3 +81,13 @@ def test_the_portable_kernels_say_why(device):
     info = plan.info(capi.FORWARD, capi.sizes_of(BASE))
     assert capi.ffi.string(info.backend) == b"sm80"
     assert b"sm90 refuses: mask has TREE" in capi.ffi.string(info.why)
+
+
+def test_hopper_kernels_pack_the_heads_of_a_tree(device):
+    if support.backend(device.kind) != "all on 9.0":
+        pytest.skip("a test of the Hopper backend, which may choose")
+    case = BASE.replace(dtype_o=None, seqlen_kv=3000)
+    plan = capi.Plan(capi.descriptor(case, device))
+    assert capi.ffi.string(plan.info(capi.FORWARD, capi.sizes_of(case)).kernel).endswith(
+        b"_packed_heads")
+    run(case, device)

@@ -126,6 +126,8 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
   const int32_t unit_step = gridDim.z * blockDim.x;
   int32_t begin = blockIdx.y * params.tokens_per_cta;
 
+  ptx::griddep_wait();
+  ptx::griddep_launch_dependents();
   const SeqlenInfo queries = seqlen_info(problem, args.shape, args.inputs, b);
   UnitMover<T, kPairs> mover(params, b, first_unit, queries.offset_q + begin + slot);
   bool is_loaded = first_unit < end_unit && begin + slot < queries.len.q;
@@ -410,7 +412,7 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split);
   const auto kernel = with_append_kernels(
       args.dtype, [vectors](auto of) { return vectors ? of.kVectors : of.kElements; });
-  const cudaError_t error = launch_kernel(kernel, grid, threads, 0, p, stream);
+  const cudaError_t error = launch_pdl(kernel, grid, threads, 0, p, stream);
   if (error != cudaSuccess || !in_place || p.writes_lens) return error;
   return advance_lens();
 }
