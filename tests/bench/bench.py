@@ -1,7 +1,7 @@
 """Speed of this library against the machine's own peak and, where it is installed, PyTorch.
 
     ./run bench                         a quick look
-    ./run bench --preset tables         every cell of the CPU tables of tests/bench/README.md
+    ./run bench --preset tables         every cell of the tables of tests/bench/CPU.md
     ./run bench --preset masks          what masks save
     ./run bench --case '{"dim": 128}'   one row; each row of the table ends in its own
     ./run bench --baseline old.so       beside another build of the library

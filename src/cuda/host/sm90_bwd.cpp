@@ -172,16 +172,9 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
-bool BackwardKernels::adds_dbias_faster() const {
-  // Measured on an H200.
-  constexpr int32_t kSmallDim = 32;
-  return main_.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered() &&
-         (problem_.mask != 0 || std::max(problem_.dim_qk, problem_.dim_v) <= kSmallDim);
-}
-
 bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
   if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
-  if (hopper_dbias_.accepts(args) && !adds_dbias_faster()) return false;
+  if (hopper_dbias_.accepts(args) && (ordered() || hopper_dbias_.beats_adding())) return false;
   // A sequence's own gradient ends where it does: nothing beside it may be cleared.
   if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
   // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
@@ -293,9 +286,9 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    return adds_dbias_faster()
-               ? "; the gradient of the bias by the same kernel, unless lengths differ or queries "
-                 "are summed"
+    const bool adds = kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered() &&
+                      !hopper_dbias_.beats_adding();
+    return adds ? "; the same kernel adds the gradient of the bias, unless lengths differ"
            : hopper_dbias_.counters() > 0
                ? "; a Hopper kernel sums the gradient of the bias in order, unless over queries"
                : "; a portable kernel computes the gradient of the bias";

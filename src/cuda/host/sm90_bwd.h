@@ -46,9 +46,6 @@ class BackwardKernels final : public BackwardRow {
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
-  // Whether the kernel adds up the gradient of the bias faster than hopper_dbias_ does: small
-  // heads, or a mask that hides tiles.
-  bool adds_dbias_faster() const;
   // Whether the kernel makes the gradient of the bias, not hopper_dbias_ or dbias_.
   bool adds_dbias(const BackwardArgs& args) const;
   // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.

@@ -15,6 +15,9 @@ class DbiasKernel {
   // all that is summed.
   bool accepts(const BackwardArgs& args) const;
 
+  // Whether it is faster than a backward kernel that adds up dbias itself, in any order.
+  bool beats_adding() const;
+
   // The numbers in the workspace that it needs cleared.
   int32_t counters() const;
 
