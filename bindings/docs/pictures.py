@@ -151,15 +151,15 @@ def backward_budget() -> str:
 
 
 def _forward() -> Svg:
-    """Two consumer warpgroups of the kernel for D = 128, from the budget: the tensor cores serve
+    """Two consumer warpgroups of the kernel for D = 256, from the budget: the tensor cores serve
     one after the other, and each warpgroup's softmax runs beside the other's products."""
-    row = next(r for r in forward_rows() if r.dim_qk == r.dim_v == 128 and r.warpgroups == 2)
+    row = next(r for r in forward_rows() if r.dim_qk == r.dim_v == 256 and r.warpgroups == 2)
     tensor, exp2, _ = (clocks // row.warpgroups for clocks in row.clocks())
     product = tensor // 2  # Q K^T, and as much for P V
     scale, left, top, lane = 0.155, 150, 50, 46
     end, pair = 7 * tensor, row.warpgroups * tensor
     svg = Svg("Hopper forward pass: who works when", int(left + scale * end + 30), top + 6 * lane)
-    svg.text(left, 26, f"clocks of an SM: D = 128, {row.tile_q} queries, KV tiles of {row.tile_kv} "
+    svg.text(left, 26, f"clocks of an SM: D = 256, {row.tile_q} queries, KV tiles of {row.tile_kv} "
              "keys, numbered in the order of visits", 12)
     names = ["loads of K", "loads of V", "warpgroup 1: WGMMA", "warpgroup 1: softmax",
              "warpgroup 2: WGMMA", "warpgroup 2: softmax"]
