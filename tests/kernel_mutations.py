@@ -138,8 +138,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/bwd_postprocess.cuh", r"(quads\[n\]\.x) \* problem\.scale", r"\1",
         ["sm90 backward"]),
     "decode: the row sum is not rescaled": Mutation(
-        "sm80/decode.cuh", r"(row_sums\[half\]) \* \w+ (\+ total)", r"\1 \2",
-        ["sm80 decode"]),
+        "sm80/decode_softmax.cuh", r"l_\[x / 2\]\[x % 2\] \*= rescale;", "", ["sm80 decode"]),
     "split-KV: a part weighs as much as its base alone": Mutation(
         "common/combine_rows.cuh", r"return x\.sum \* ptx::exp2", "return ptx::exp2",
         ["sm80 splits"]),

@@ -62,14 +62,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
 
   __device__ __forceinline__ void apply_masks(int32_t n) {
-    if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end)
+    if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end) {
       score_mod().apply_mask(s_, n * kTileKv);
-    score_mod().apply_block_mask(s_, n, kv_tiles_);
-    if constexpr (Config::kPacksHeads) {
-      if (params_.problem.mask & FLASHATTN_MASK_TREE &&
-          (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end))
-        score_mod().apply_tree_mask(s_, n);
+      if constexpr (Config::kPacksHeads) {
+        if (params_.problem.mask & FLASHATTN_MASK_TREE) score_mod().apply_tree_mask(s_, n);
+      }
     }
+    score_mod().apply_block_mask(s_, n, kv_tiles_);
   }
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
