@@ -149,8 +149,10 @@ int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
   p.packed.tree = common.tree;
   const int32_t status = launch_forward(kernel, &p, counter, stream);
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
-  return status_of(launch_combine(common, combine_starts_early_, stream),
-                   "launching the combine kernel");
+  // The combine kernel reads lengths before it waits. A kernel that itself starts early, see
+  // launch_forward(), does not order those reads behind the work that wrote them.
+  const bool starts_early = combine_starts_early_ && p.swizzle.count() < kernel.resident;
+  return status_of(launch_combine(common, starts_early, stream), "launching the combine kernel");
 }
 
 }  // namespace flashattn::cuda::sm90
