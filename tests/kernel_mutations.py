@@ -102,7 +102,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),
     "decode: K's buffer is filled while warps still read it": Mutation(
         "sm80/decode.cuh",
-        r"__syncthreads\(\);( *// (K's readers are done|all warps have read K)\n)", r"\1",
+        r"__syncthreads\(\);( *// all warps have read K\n)", r";\1",
         ["sm80 decode"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(

@@ -288,7 +288,8 @@ def emulator(run: Run, backend: str, capability: str = "90", *some: str,
 def emulator_races(run: Run) -> Count:
     """Where several tiles follow each other in the same buffers; of the portable kernels less."""
     some = {"sm90": "(listed and smoke) or gradients-1 or gradients-4 or dropouts-1 or "
-                    "many_queries-3 or many_heads or (gpu_latent and (features or outgrown))",
+                    "many_queries-3 or many_heads or (gpu_latent and (features or outgrown)) "
+                    "or (gpu_packed and (replays or change8 or change27))",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10 or (gpu_decode and replays) "
                     "or (gpu_cache and case3)"}
     count = Count()
