@@ -218,9 +218,11 @@ def test_infinite_sink(device):
     assert (result.dsink == 0).all()
 
 
-def test_an_empty_call_needs_no_sink(device):
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_empty_call_needs_no_sink(device, dtype):
     """Nothing of its arrays is read; the gradient of a sink is 0."""
-    case = Case(seqlen_q=0, seqlen_kv=5, heads_q=2, dim_qk=16, sink=True, dsink=True, backward=True)
+    case = Case(batch=2, seqlen_q=0, seqlen_kv=0, heads_q=2, dim_qk=16, sink=True, dsink=True,
+                backward=True, dtype=dtype)
     call = Call(case, device)
     call.inputs["sink"] = capi.ffi.NULL
     result = call.backward(call.forward())
