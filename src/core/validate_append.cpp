@@ -92,7 +92,10 @@ void check_update(const Problem& problem, const flashattn_append_kv_args& args) 
            "update_descales = %d is neither 0 nor 1; set 1 to have descales made",
            args.update_descales);
   }
-  if (args.q.data && !args.k.data && !args.v.data) {
+  const bool has_tokens =
+      problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? args.total_q > 0 : args.seqlen_q > 0;
+  // Arrays of no token may be NULL.
+  if (has_tokens && args.q.data && !args.k.data && !args.v.data) {
     reject(FLASHATTN_REASON_VALUE, "update_descales",
            "update_descales = 1 has a meaning only with k or v; give one, or leave it at 0");
   }
