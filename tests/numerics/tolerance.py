@@ -113,8 +113,9 @@ class Truth:
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
         if pairs < FEW:
-            # One rounding of the dtype of the weights, however wide the result is.
-            dtype = max(dtype, self.case.compute, key=EPSILON.get)
+            # One rounding of the dtype of the weights, or of o, which gradients are made of, however
+            # wide the result is.
+            dtype = max(dtype, self.case.compute, self.case.dtype_o, key=EPSILON.get)
         judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs)
 
     def check_forward(self, result):
