@@ -6,9 +6,8 @@ import pytest
 
 from . import capi
 from .case import Case
-from .harness import Call, Result, run
-from .repro import verify
-from .tolerance import check
+from .harness import run
+from .repro import verify, verify_replays
 
 BASE = Case(batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1, dim_qk=128, dtype="bf16",
             lens_kv=[900, 517])
@@ -67,20 +66,7 @@ def test_features(device, rows, case):
     BASE.replace(splits=3, dim_qk=256), SPEC.replace(splits=3), LONG.replace(splits=2, dim_qk=64),
     SPEC.replace(tree=4, splits=2)])
 def test_replays(device, case):
-    """Of a graph of two kernels. They find in the workspace what the last one left there, and
-    give the bits of a call that finds NaN."""
-    call = Call(case, device)
-    fields = call.forward_fields()
-    graph = device.driver.capture(call.stage(capi.FORWARD, fields))
-    assert graph.nodes == 2
-    expected = run(case, device)
-    check(case, call.data, expected)
-    for _ in range(4):
-        graph.launch()
-        device.driver.wait_stream(0)
-        out = call.collect(list(fields))
-        found = Result(call.take("o", out["o"]), [out["lse"][at] for at in call.lse_index()])
-        assert found.bits() == expected.bits()
+    verify_replays(case, device, nodes=2)
 
 
 def test_the_number_of_splits_changes_no_more_than_rounding(device):

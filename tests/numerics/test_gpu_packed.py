@@ -5,9 +5,7 @@ import pytest
 
 from . import capi
 from .case import Case
-from .harness import Call, Result, run
-from .repro import verify
-from .tolerance import check
+from .repro import verify, verify_replays
 
 BASE = Case(batch=2, seqlen_q=9, seqlen_kv=1300, heads_q=8, heads_kv=2, dim_qk=128, dtype="bf16",
             causal=True, lens_kv=[1300, 517])
@@ -58,20 +56,7 @@ def test_features(device, change, rows):
     BASE, BASE.replace(seqlen_q=40, dim_qk=64, lens_kv=None),
     BASE.replace(seqlen_q=100, batch=1, heads_q=2, seqlen_kv=4096, lens_kv=None)])
 def test_replays(device, case):
-    """Of a graph: the kernels find in the workspace what the last replay left there, and give the
-    bits of a call that finds NaN."""
-    call = Call(case, device)
-    fields = call.forward_fields()
-    graph = device.driver.capture(call.stage(capi.FORWARD, fields))
-    assert graph.nodes == (2 if choice(case, device)[1] > 1 else 1)
-    expected = run(case, device)
-    check(case, call.data, expected)
-    for _ in range(3):
-        graph.launch()
-        device.driver.wait_stream(0)
-        out = call.collect(list(fields))
-        found = Result(call.take("o", out["o"]), [out["lse"][at] for at in call.lse_index()])
-        assert found.bits() == expected.bits()
+    verify_replays(case, device, nodes=2 if choice(case, device)[1] > 1 else 1)
 
 
 def test_splits_are_chosen(device):

@@ -113,9 +113,10 @@ class Truth:
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
         if pairs < FEW:
-            # One rounding of the dtype of the weights, or of o, which gradients are made of, however
-            # wide the result is.
-            dtype = max(dtype, self.case.compute, self.case.dtype_o, key=EPSILON.get)
+            # One rounding of the dtype of the weights, or of a 16-bit o, of which gradients are
+            # made, however wide the result is.
+            o = self.case.dtype_o if self.case.dtype_o in ("f16", "bf16") else dtype
+            dtype = max(dtype, self.case.compute, o, key=EPSILON.get)
         judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs)
 
     def check_forward(self, result):

@@ -60,7 +60,8 @@ bool DbiasKernel::beats_adding() const {
 }
 
 int32_t DbiasKernel::counters() const {
-  // Of fewer tiles than multiprocessors, each warp's; and the CTAs that have started.
+  // Each warp of a tile has one, for as many tiles as there are multiprocessors, which is more than
+  // are split; one more counts the CTAs that have started.
   return entry_ ? multiprocessors_ * entry_->consumers * 4 + 1 : 0;
 }
 

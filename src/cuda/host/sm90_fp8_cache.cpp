@@ -13,8 +13,8 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-// Of copies: keys are bounded by the longest sequence, so that all of many sequences would ask for
-// more memory than most caches have.
+// The copies take at most so much memory. Their keys are bounded by the longest sequence, so that
+// all of many sequences would ask for more than most caches have.
 constexpr int64_t kMostCopyBytes = int64_t{4} << 30;
 constexpr int32_t kMostTurns = 64;  // with more, small launches would take longer than they compute
 

@@ -227,7 +227,7 @@ bool ForwardKernels::beats_packed_heads(const Shape& shape) const {
   return 2 * rows > kPackedRows && (is_large ? 3 * group < 4 * packed : group < 3 * packed);
 }
 
-const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) const {
+const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   const MaskRule rule = problem_.mask_rule();
   const Lengths longest{shape.seqlen_q, shape.seqlen_kv};

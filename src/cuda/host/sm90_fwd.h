@@ -11,6 +11,11 @@
 
 namespace flashattn::cuda::sm90 {
 
+struct NamedKernel {
+  ReadyKernel<ForwardEntry> kernel;
+  std::string name;
+};
+
 class ForwardKernels final : public ForwardRow {
  public:
   ForwardKernels(const Problem& problem, const Device& device);
@@ -29,11 +34,6 @@ class ForwardKernels final : public ForwardRow {
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
-  struct NamedKernel {
-    ReadyKernel<ForwardEntry> kernel;
-    std::string name;
-  };
-
   // Whether a tile for each query head is faster than tiles of the portable kernels, which pack the
   // few queries of all heads of a KV head, and their many keys are not to be split.
   bool beats_packed_heads(const Shape& shape) const;

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cuda/host/schedule/split_kv.h"
-#include "cuda/host/sm90_fwd.h"
 #include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda::sm90 {
@@ -71,7 +70,7 @@ RowCost PackedForwardKernels::cost(const Shape& shape) const {
   return {3.0, "queries fill tiles, and tiles the device, without packing"};
 }
 
-const PackedForwardKernels::NamedKernel& PackedForwardKernels::choose(const Shape& shape) const {
+const NamedKernel& PackedForwardKernels::choose(const Shape& shape) const {
   for (const NamedKernel& named : kernels_) {
     if (rows(shape) <= named.kernel.entry->tile_q) return named;
   }
@@ -132,7 +131,7 @@ int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
   TileCounter* const counter = memory.take<TileCounter>(1);
   ForwardParams p{};
   p.packed = grid(kernel, args.shape, &p.swizzle);
-  // What the combine kernel needs.
+  // The combine kernel reads these.
   cuda::ForwardParams common{};
   set_problem(problem_, args.shape, &common);
   common.split = p.packed.split;

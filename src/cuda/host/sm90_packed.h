@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/host/kernel_row.h"
-#include "cuda/host/kernel_setup.h"
-#include "cuda/kernels/sm90/table.h"
+#include "cuda/host/sm90_fwd.h"
 
 namespace flashattn::cuda::sm90 {
 
@@ -26,11 +24,6 @@ class PackedForwardKernels final : public ForwardRow {
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
-  struct NamedKernel {
-    ReadyKernel<ForwardEntry> kernel;
-    std::string name;
-  };
-
   // The one of the least warpgroups that takes all rows of a KV head, or the largest.
   const NamedKernel& choose(const Shape& shape) const;
   // Rows of a KV head of a sequence, with those of heads that the group lacks.

@@ -27,7 +27,7 @@ struct RowWalk {
   int64_t bytes;
 };
 
-// What a thread moves of each of its tokens: a unit of a head of q, k or v.
+// A thread moves one unit of a head of q, k or v of each of its tokens.
 template <class T, int kPairs>
 struct UnitMover {
   __device__ __forceinline__ UnitMover(const AppendParams& params, int32_t b, int32_t unit,

@@ -159,7 +159,7 @@ struct AngleRows {
   }
 };
 
-// The same without shared memory. pairs: of a row.
+// This makes the same angles without shared memory. pairs: of a row.
 template <int kPairs>
 __device__ __forceinline__ UnitAngles<kPairs> unit_angles(const AppendArgs& args, int32_t pairs,
                                                           int64_t position, int32_t c, int half) {

@@ -265,7 +265,7 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
     const int row_group = warp_ / Config::kKeyGroups % Config::kRowGroups;
     return Config::kRowGroups == 1 ? 0 : row_group * Config::kGroupRows;
   }
-  // Which range of the columns of K and V the warp has.
+  // The warp has this range of the columns of K and V.
   __device__ __forceinline__ int dim_group() const {
     return kDimSplit == 1 ? 0 : warp_ / Config::kTeams;
   }

@@ -172,7 +172,7 @@ class DbiasMainloop {
   __device__ __forceinline__ const volatile DbiasTile& tile() const {
     return storage_.tiles[warp()];
   }
-  // What the producer says of the iteration at state_.
+  // The producer has written this for the iteration at state_.
   __device__ __forceinline__ const volatile DbiasStep& step() const {
     return storage_.steps[state_.stage()];
   }

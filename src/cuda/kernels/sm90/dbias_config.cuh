@@ -38,7 +38,7 @@ struct DbiasConfig {
   static constexpr int kMainBytes = kDelta + kStages * kStatBytes;
 };
 
-// What the producer says of an iteration.
+// The producer describes an iteration to the consumers.
 struct DbiasStep {
   Lengths len;   // of the sequence
   int32_t full;  // every query of the tile sees every key of it
@@ -94,9 +94,9 @@ __device__ __forceinline__ DbiasTile dbias_tile(const BackwardParams& params, in
   return t;
 }
 
-// What iteration n of a partial adds: in a tile that is split, the sequences and heads in the order
-// in which its CTAs, which begin at once, come to them. So CTAs of different tiles load the same at
-// about the same time, from L2.
+// Returns the sequence and head that iteration n of a partial adds. In a tile that is split they
+// have the order in which its CTAs, which begin at once, come to them, so that CTAs of different
+// tiles load the same at about the same time, from L2.
 __device__ __forceinline__ int32_t summand(const StreamK& stream_k, const StreamK::Partial& partial,
                                            int32_t n) {
   if (partial.count == 1) return n;
@@ -104,7 +104,8 @@ __device__ __forceinline__ int32_t summand(const StreamK& stream_k, const Stream
   const int32_t first = partial.split_tile * stream_k.tile_iterations.divisor, own = first + n;
   // Iterations of a work item before this one.
   const int32_t items = item.quotient(own), time = own - items * item.divisor;
-  // Those of the first x iterations of all tiles that come earlier in their work items.
+  // This counts, of the first x iterations of all tiles, those that come earlier in their work
+  // items.
   const auto earlier = [&](int32_t x) {
     const int32_t whole = item.quotient(x);
     return whole * time + min(x - whole * item.divisor, time);

@@ -59,7 +59,7 @@ class FwdEpilogue {
   __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
   __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
 
-  // Of row i, see FwdConsumer.
+  // The address of row i of O; FwdConsumer says what row i is.
   __device__ __forceinline__ char* o_row_ptr(int32_t i, int32_t size) const {
     return tensor_row(params_.args.o, size, work_tile().b, consumer_.head_of(i),
                       work_tile().offset_q + consumer_.query_of(i));

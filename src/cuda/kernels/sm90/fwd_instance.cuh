@@ -6,14 +6,12 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, class ScoreMod,
-          int kCtasPerSm = 1>
-constexpr ForwardEntry fwd_instance() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, ScoreMod, kCtasPerSm>;
+template <class T, class Config>
+constexpr ForwardEntry forward_entry() {
   return {kDtype<T>,
-          kDimQk,
-          kDimV,
-          kKind<ScoreMod>,
+          Config::kDimQk,
+          Config::kDimV,
+          kKind<typename Config::ScoreMod>,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,
@@ -21,6 +19,18 @@ constexpr ForwardEntry fwd_instance() {
           kSharedBytes<Config>,
           Config::kCost,
           &fwd_kernel<Config>};
+}
+
+template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, class ScoreMod,
+          int kCtasPerSm = 1>
+constexpr ForwardEntry fwd_instance() {
+  return forward_entry<
+      T, ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, ScoreMod, kCtasPerSm>>();
+}
+
+template <class T, int kDim, int kConsumers, int kTileKv>
+constexpr ForwardEntry fwd_packed_instance() {
+  return forward_entry<T, PackedForwardConfig<T, kDim, kConsumers, kTileKv>>();
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -62,19 +62,9 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
     const bool is_tree = problem.mask & FLASHATTN_MASK_TREE;
     const KeySpan span = is_tree ? tree_span(packed.tree.rule, queries, len)
                                  : key_span(problem.mask_rule(), queries, len);
-    const Interval any = intersect(span.any, keys), all = intersect(span.all, keys);
-    if (any.begin < any.end) {
-      warpgroup.kv_begin = any.begin / kTileKv;
-      warpgroup.kv_end = (any.end - 1) / kTileKv + 1;
-      // Bits of a tree are applied to whole tiles.
-      warpgroup.first_upper_only = !is_tree && any.begin % kTileKv >= kTileKv / 2;
-      warpgroup.last_lower_only = !is_tree && (any.end - 1) % kTileKv < kTileKv / 2;
-    }
-    if (all.begin < all.end) {
-      warpgroup.full_begin = (all.begin + kTileKv - 1) / kTileKv;
-      warpgroup.full_end = all.end / kTileKv;
-      if (!redo) warpgroup.fixed_base_end = (all.end - 1) / kTileKv;
-    }
+    set_kv_tiles<kTileKv>(warpgroup, {intersect(span.any, keys), intersect(span.all, keys)}, redo);
+    // Bits of a tree are applied to whole tiles.
+    if (is_tree) warpgroup.first_upper_only = warpgroup.last_lower_only = false;
   }
   const bool sees_keys = warpgroup.kv_begin < warpgroup.kv_end;
   const int32_t kv_begin = __reduce_min_sync(~0u, sees_keys ? warpgroup.kv_begin : INT32_MAX);

@@ -109,8 +109,8 @@ struct MlaParams {
   FastDivmod by_row_tiles, by_group, by_page_size;  // by_group: q_heads_per_kv_head
   // LATENT_KV: from a row of V to that of k, and to its descales, in bytes. All have V's strides.
   int64_t k_of_record, descales_of_record;
-  // What is prefetched of a row: bytes from record_begin on; 0: nothing, as the arrays lie far
-  // apart. record_run: rows that follow each other in memory, in a tile; 0: too few.
+  // The producer prefetches record_bytes of a row from record_begin on; 0: none, as the arrays lie
+  // far apart. record_run: rows of a tile that follow each other in memory; 0: too few.
   int32_t record_begin, record_bytes, record_run;
   int32_t reserved;
 };

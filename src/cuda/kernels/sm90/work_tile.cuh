@@ -64,6 +64,24 @@ __device__ __forceinline__ int32_t q_head_of(const ForwardParams& params, int32_
   return head_idx % params.problem.heads_q;
 }
 
+// Sets a warpgroup's KV tiles from the keys that its rows see. redo: see WorkTile::redo_online.
+template <int kTileKv>
+__device__ __forceinline__ void set_kv_tiles(WarpgroupTile& warpgroup, const KeySpan& span,
+                                             bool redo) {
+  if (span.any.begin < span.any.end) {
+    warpgroup.kv_begin = span.any.begin / kTileKv;
+    warpgroup.kv_end = (span.any.end - 1) / kTileKv + 1;
+    warpgroup.first_upper_only = span.any.begin % kTileKv >= kTileKv / 2;
+    warpgroup.last_lower_only = (span.any.end - 1) % kTileKv < kTileKv / 2;
+  }
+  if (span.all.begin < span.all.end) {
+    warpgroup.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
+    warpgroup.full_end = span.all.end / kTileKv;
+    // Every row sees key all.end - 1: after that key's tile each has seen one.
+    if (!redo) warpgroup.fixed_base_end = (span.all.end - 1) / kTileKv;
+  }
+}
+
 // Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
 // false if the tile has no row.
 template <int kTileKv, class ScoreMod, int kConsumers>
@@ -110,19 +128,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   const Interval rows = intersect(
       {query + kWarpgroupRows * lane, query + kWarpgroupRows * (lane + 1)}, {0, query_end});
   if (lane < kConsumers && rows.begin < rows.end) {
-    const KeySpan span = key_span(problem.mask_rule(), rows, len);
-    if (span.any.begin < span.any.end) {
-      warpgroup.kv_begin = span.any.begin / kTileKv;
-      warpgroup.kv_end = (span.any.end - 1) / kTileKv + 1;
-      warpgroup.first_upper_only = span.any.begin % kTileKv >= kTileKv / 2;
-      warpgroup.last_lower_only = (span.any.end - 1) % kTileKv < kTileKv / 2;
-    }
-    if (span.all.begin < span.all.end) {
-      warpgroup.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
-      warpgroup.full_end = span.all.end / kTileKv;
-      // Every row sees key all.end - 1: after that key's tile each has seen one.
-      if (!redo) warpgroup.fixed_base_end = (span.all.end - 1) / kTileKv;
-    }
+    set_kv_tiles<kTileKv>(warpgroup, key_span(problem.mask_rule(), rows, len), redo);
     if constexpr (kHasAlibi) {
       warpgroup.diagonal =
           query + kWarpgroupRows * lane + diagonal_offset(problem.mask_rule(), len);
