@@ -65,3 +65,18 @@ def test_splits_are_chosen(device):
     assert choice(few, device)[1] > 1
     assert choice(few.replace(splits=1), device)[1] == 1
     assert choice(few.replace(batch=64, heads_kv=8, seqlen_q=40), device)[1] == 1
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 8)])
+def test_the_workspace_holds_all_splits(device, dims):
+    """Few columns of V make partial results cheap, and so many splits worth their while."""
+    for keys in (1024, 1300, 2111, 8192, 65536):
+        for queries, heads_kv in ((9, 1), (9, 2), (33, 1), (64, 2)):
+            case = BASE.replace(seqlen_q=queries, seqlen_kv=keys, heads_kv=heads_kv, lens_kv=None,
+                                dim_qk=dims[0], dim_v=dims[1])
+            name, splits = choice(case, device)
+            assert name.endswith("_packed_heads")
+            plan = capi.Plan(capi.descriptor(case, device))
+            size = plan.workspace_size(capi.FORWARD, capi.sizes_of(case))
+            rows = case.batch * case.heads_q * queries
+            assert splits == 1 or size >= 4 * splits * rows * (dims[1] + 2), (keys, queries, splits)

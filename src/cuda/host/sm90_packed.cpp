@@ -58,6 +58,10 @@ RowCost PackedForwardKernels::cost(const Shape& shape) const {
   // The decode kernels are as fast up to so many rows; few keys are not worth a second kernel.
   constexpr int64_t kDecodeRows = 16, kManyKeys = 1024, kKeysToSplit = 2048;
   constexpr int64_t kTileQ = 64;  // queries that fill a tile of one head
+  // Q tiles of the plain kernels for long sequences. Where one wave of them leaves more than a
+  // quarter of the device idle, smaller tiles are faster, unless a causal mask makes most of the
+  // tiles short. H200, 512 queries of 32 heads beside 64k keys: 901 and 746 us.
+  constexpr int64_t kPlainTileQ = 192, kKeysOfQuery = 4;
   const int64_t group = problem_.q_heads_per_kv_head();
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   const bool has_own_queries = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0;
@@ -67,6 +71,11 @@ RowCost PackedForwardKernels::cost(const Shape& shape) const {
   if (queries <= kTileQ && group > 1) return kPays;
   const int64_t tiles = ceil_div(queries, 2 * kTileQ) * heads;
   if (4 * tiles <= 3 * multiprocessors_ && shape.seqlen_kv >= kKeysToSplit) return kPays;
+  const bool one_wave = ceil_div(queries, kPlainTileQ) * heads <= multiprocessors_;
+  if (one_wave && 4 * queries * heads <= 3 * kPlainTileQ * multiprocessors_ &&
+      shape.seqlen_kv >= kKeysOfQuery * queries) {
+    return kPays;
+  }
   return {3.0, "queries fill tiles, and tiles the device, without packing"};
 }
 
@@ -88,9 +97,11 @@ PackedHeads PackedForwardKernels::grid(const ReadyKernel<ForwardEntry>& kernel, 
   // attention, for which whole_wave_splits() counts.
   const int64_t merged =
       static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q * problem_.dim_v / 512;
+  // partial_rows() counts on so many keys of a split.
+  const int32_t least_keys = std::max(entry.tile_kv, 2 * kSplitStep);
   const int64_t splits =
       whole_wave_splits(std::max<int64_t>(heads * row_tiles, 1), ceil_div(shape.seqlen_kv, 2),
-                        merged, kernel.resident, entry.tile_kv / 2);
+                        merged, kernel.resident, least_keys / 2);
   p.split = split_rule(problem_, shape, splits, entry.tile_kv,
                        may_be_uneven(problem_, shape, multiprocessors_));
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
