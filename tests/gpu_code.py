@@ -110,6 +110,24 @@ def sass(path: pathlib.Path, tool: str) -> Dict[str, List[Tuple[int, str]]]:
     return found
 
 
+def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
+    """By kernel of the Hopper forward pass: how many exponentials its mainloop, the shortest loop
+    that has both, issues before it waits for the WGMMAs of P V."""
+    found: Dict[str, Tuple[int, int]] = {}
+    for name, code in sass(path, tool).items():
+        for end, (address, text) in enumerate(code):
+            target = re.match(r"BRA .*?(0x[0-9a-f]+)", text)
+            if not target or int(target[1], 16) >= address:
+                continue
+            loop = [text for start, text in code[:end + 1] if start >= int(target[1], 16)]
+            if any("HGMMA" in text for text in loop) and any("MUFU.EX2" in text for text in loop):
+                wait = next((n for n, text in enumerate(loop)
+                             if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
+                count = sum("MUFU.EX2" in text for text in loop[:wait])
+                found[name] = min(found.get(name, (len(loop), count)), (len(loop), count))
+    return {name: count for name, (_, count) in found.items()}
+
+
 def steps(path: pathlib.Path, tool: str) -> Dict[str, List[List[str]]]:
     """By kernel with exponentials: the instructions of each step of its mainloop, from its first
     exponential to its last."""
