@@ -267,7 +267,7 @@ def test_a_subclass_is_not_a_tensor(device):
 
 def test_the_number_of_threads_counts(monkeypatch):
     q, k, v = tensors()
-    site = _autograd.Site(_launch.Options(), None, False, True)
+    site = _autograd.Site(_launch.Options(), None, False)
     monkeypatch.setattr(_repeat, "_threads", lambda: 3)
     site.calls.keep("three", q, k, v)
     assert site.calls.find(q, k, v) == "three"
