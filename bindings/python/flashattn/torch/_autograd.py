@@ -124,8 +124,8 @@ def _record(function: Any) -> Any:
 
 def _recorder(run: _launch.Run, call: Tuple[Any, ...], calls: Optional[Calls],
               return_lse: bool, alone: bool) -> Any:
-    """What runs a prepared call and records o, or (o, lse): of (q, k, v), or with tensors beside them
-    (q, k, v, bias, sink, beside). call, calls: see _gradients(); alone: nothing is beside them.
+    """What runs a prepared call and records o, or (o, lse): of (q, k, v) alone, or else of
+    (q, k, v, bias, sink, beside). call, calls: see _gradients().
 
     A class for each kind of call: whatever PyTorch is handed besides tensors costs time.
     """
@@ -160,7 +160,7 @@ def _recorder(run: _launch.Run, call: Tuple[Any, ...], calls: Optional[Calls],
                     return again(dout, None, *saved)[:3]
         return first(saved, dout, dlse)
 
-    # The engine calls apply(), which PyTorch writes as a search for backward().
+    # The engine calls apply(). PyTorch's own looks for backward() at every call.
     if hasattr(Attention, "_backward_cls"):
         Attention._backward_cls.apply = repeat
     return _record(Attention)

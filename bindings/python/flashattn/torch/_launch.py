@@ -34,10 +34,10 @@ _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
 _NULL = ffi.NULL
-# The functions of both passes: on the CPU with workspace and stream as pointers, on a GPU as numbers,
-# as PyTorch has them; to make pointers of these takes longer than to pass them.
-_NUMBERS = ffi.typeof("int32_t(*)(const flashattn_plan *, const flashattn_args *, uintptr_t, int64_t,"
-                      " uintptr_t)")
+# The functions of both passes: on the CPU they take workspace and stream as pointers, on a GPU as
+# numbers, as PyTorch has them: cffi passes a number sooner than it makes a pointer of it.
+_NUMBERS = ffi.typeof("int32_t(*)(const flashattn_plan *, const flashattn_args *, uintptr_t, "
+                      "int64_t, uintptr_t)")
 _functions = {op: (function, ffi.cast(_NUMBERS, function)) for op, function in (
     (Op.FORWARD, lib.flashattn_forward), (Op.BACKWARD, lib.flashattn_backward))}
 # These ask for the current GPU and its stream. The public functions of torch take microseconds to
