@@ -138,13 +138,10 @@ class ForwardBlock {
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   const ForwardWorkTile tile = job.work_tile(task);
-  const Interval heads = tile.kv_heads;
-  if (is_direct(*job.problem, job.sequences[tile.b].len)) {
-    const QBlock block(job, tile, heads);
-    return ForwardBlock<kCompute, DirectKv>(block, scratch).run(nullptr);
-  }
-  const auto run = [&](int32_t head, const QBlock* next) {
-    const QBlock block(job, tile, {head, head + 1});
+  if (is_direct(*job.problem, job.sequences[tile.b].len) != job.direct) return;
+  const QBlock block(job, tile, tile.kv_heads);
+  if (job.direct) return ForwardBlock<kCompute, DirectKv>(block, scratch).run(nullptr);
+  const auto run = [&](const QBlock* next) {
     if constexpr (kFixedBase<kCompute>) {
       if (uses_amx_mainloop(*job.problem)) {
         return ForwardBlock<kCompute, AmxKv>(block, scratch).run(next);
@@ -152,16 +149,10 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
     }
     ForwardBlock<kCompute, PackedKv>(block, scratch).run(next);
   };
-  for (int32_t head = heads.begin; head < heads.end; ++head) {
-    if (task + job.threads >= job.tasks()) {
-      run(head, nullptr);
-      continue;
-    }
-    const ForwardWorkTile next_tile = job.work_tile(task + job.threads);
-    const int32_t first = next_tile.kv_heads.begin;
-    const QBlock next(job, next_tile, {first, first + 1});
-    run(head, &next);
-  }
+  if (task + job.threads >= job.tasks()) return run(nullptr);
+  const ForwardWorkTile next_tile = job.work_tile(task + job.threads);
+  const QBlock next(job, next_tile, next_tile.kv_heads);
+  run(next.direct ? nullptr : &next);
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

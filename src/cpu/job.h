@@ -68,18 +68,22 @@ struct SharedKvTiles {
 // A tile is empty, being packed, or packed, and then all its values are finite or not.
 enum TileState : int32_t { kTileEmpty, kTilePacking, kTileFinite, kTileNonFinite };
 
+// The forward pass of the sequences of a batch that read K and V where they lie (`direct`), or of
+// the others: prompts and decoding in one call have Q blocks that suit each.
 struct ForwardJob {
   const Problem* problem;
   const ForwardArgs* args;
   const SeqlenInfo* sequences;  // (batch): kernels do not read the caller's starts and lengths
   Tiling tiling;
+  bool direct;
+  int32_t seqlen_q;       // of the longest of these sequences; 0: there is no task
   int32_t block_queries;  // of a block
   int32_t block_heads;    // query heads of a KV head in a block: > 1 for short queries
   int32_t head_blocks;    // of a KV head's group
-  int32_t kv_heads;       // KV heads of a task: > 1 where their keys are read together
+  int32_t kv_heads;       // KV heads of a task: > 1 only if `direct`, whose keys are read together
   int32_t q_blocks;
   SplitRule split_rule;
-  int32_t splits;  // the most of any sequence
+  int32_t splits;  // the most of any of these sequences
   int32_t threads;
   // Partial results (split, batch, head, query): fp32 o (dim_v), the maximum m of the scores and
   // the sum l of P. One lse would lose l to rounding if scores are large.
@@ -103,7 +107,7 @@ struct ForwardJob {
   FLASHATTN_HD int64_t tasks_per_q_block() const {
     return static_cast<int64_t>(splits) * args->shape.batch * head_tasks();
   }
-  FLASHATTN_HD int64_t tasks() const { return q_blocks * tasks_per_q_block(); }
+  FLASHATTN_HD int64_t tasks() const { return seqlen_q > 0 ? q_blocks * tasks_per_q_block() : 0; }
   FLASHATTN_HD ForwardWorkTile work_tile(int64_t task) const {
     // Late queries first: under a causal mask they take longest.
     const int64_t each = head_tasks(), batch = args->shape.batch;

@@ -156,41 +156,39 @@ static double forward_work(const Problem& problem, const Shape& shape) {
          (problem.dim_qk + problem.dim_v);
 }
 
-// Whether K and V are read where they lie, and the heads of a token lie side by side.
+// Whether the heads of a token lie side by side, and no block mask tells them apart.
 static bool reads_heads_together(const ForwardJob& job) {
   const Inputs& in = job.args->inputs;
-  const Shape& shape = job.args->shape;
-  return is_direct(*job.problem, {shape.seqlen_q, INT32_MAX}) && shape.seqlen_q > 0 &&
-         !job.problem->has_mask(FLASHATTN_MASK_BLOCKS) && in.k.stride_head < in.k.stride_seq &&
-         in.v.stride_head < in.v.stride_seq;
+  return job.direct && !job.problem->has_mask(FLASHATTN_MASK_BLOCKS) &&
+         in.k.stride_head < in.k.stride_seq && in.v.stride_head < in.v.stride_seq;
 }
 
 // Chooses Q blocks: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
-  const Shape& shape = job->args->shape;
+  const int32_t seqlen_q = job->seqlen_q;
   const int32_t group = problem_.q_heads_per_kv_head(), tile = job->tiling.tile_q,
                 fewest_rows = min_block_rows();
   job->kv_heads = 1;
   for (int32_t rows = job->tiling.q_block_rows;;
        rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
-    job->block_queries = std::max(std::min(shape.seqlen_q, rows), 1);
+    job->block_queries = std::min(seqlen_q, rows);
     // Block masks may differ between heads.
     const int32_t fitting =
         problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->block_queries;
     job->block_heads = std::min(group, std::max(fitting, 1));
     job->head_blocks = static_cast<int32_t>(ceil_div(group, job->block_heads));
-    job->q_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->block_queries));
+    job->q_blocks = static_cast<int32_t>(ceil_div(seqlen_q, job->block_queries));
     if (rows == fewest_rows || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
   }
   if (reads_heads_together(*job)) {
-    for (int32_t heads = std::min(kDirectRows / (group * shape.seqlen_q), problem_.heads_kv);
-         heads > 1; heads /= 2) {
+    for (int32_t heads = std::min(kDirectRows / (group * seqlen_q), problem_.heads_kv); heads > 1;
+         heads /= 2) {
       job->kv_heads = heads;
       if (job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
       job->kv_heads = 1;
     }
   }
-  if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == shape.seqlen_q) return;
+  if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == seqlen_q) return;
   // All Q blocks take equally long. Their number is the one that occupies all threads to the end
   // and no larger, because each block packs the keys, or reads them again where they are shared.
   const int32_t packing =
@@ -198,7 +196,7 @@ void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   const int64_t others = job->tasks() / job->q_blocks;
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
-    const int64_t blocks = ceil_div(shape.seqlen_q, rows);
+    const int64_t blocks = ceil_div(seqlen_q, rows);
     // Threads are not equally fast: the end waits for part of the slowest thread's block.
     const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
     if (cost >= least) return;
@@ -208,7 +206,7 @@ void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   };
   const int32_t fewest = job->block_queries;
   consider(fewest);
-  const int32_t most = std::min(job->tiling.q_block_rows, shape.seqlen_q);
+  const int32_t most = std::min(job->tiling.q_block_rows, seqlen_q);
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
@@ -224,34 +222,47 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
   const DropoutSeed random = dropout_seed(args.inputs);
   resolve_seqlens(problem_, shape, args.inputs, w.sequences);
-  ForwardJob job{};
-  job.problem = &problem_;
-  job.args = &args;
-  job.sequences = w.sequences;
-  job.tiling = forward_tiling_;
-  job.split_rule = split_;
-  job.splits = 1;
+  ForwardJob both{};
+  both.problem = &problem_;
+  both.args = &args;
+  both.sequences = w.sequences;
+  both.tiling = forward_tiling_;
+  both.split_rule = split_;
+  both.kv_heads = both.splits = 1;
+  both.partial_queries = split_bound(split_, shape).q;
+  both.partial_o = w.partial_o;
+  both.partial_m = w.partial_m;
+  both.partial_l = w.partial_l;
+  both.rng_seed = random.seed;
+  both.rng_offset = random.offset;
+  const Threads threads = threads_for(threads_, forward_work(problem_, shape), on);
+  both.threads = threads.max;
+  ForwardJob packing = both, direct = both;
+  direct.direct = true;
   for (int32_t b = 0; b < shape.batch; ++b) {
-    job.splits = std::max(job.splits, split_count(split_, job.sequences[b].len));
+    const Lengths len = both.sequences[b].len;
+    ForwardJob& job = is_direct(problem_, len) ? direct : packing;
+    job.seqlen_q = std::max(job.seqlen_q, len.q);
+    job.splits = std::max(job.splits, split_count(split_, len));
   }
-  job.partial_queries = split_bound(split_, shape).q;
-  job.partial_o = w.partial_o;
-  job.partial_m = w.partial_m;
-  job.partial_l = w.partial_l;
-  job.rng_seed = random.seed;
-  job.rng_offset = random.offset;
   clear_heads(args.amax_o, shape.batch, problem_.heads_q);
-  choose_q_blocks(&job);
-  if (job.q_blocks * job.head_blocks > 1 && w.shared.count > 0) {
-    job.shared = w.shared;
+  for (ForwardJob* job : {&packing, &direct}) {
+    if (job->seqlen_q > 0) choose_q_blocks(job);
+  }
+  if (packing.q_blocks * packing.head_blocks > 1 && w.shared.count > 0) {
+    packing.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
-  const Threads threads = threads_for(threads_, forward_work(problem_, shape), on);
-  job.threads = threads.max;
-  parallel_tasks(threads, job.tasks(), job.tasks_per_q_block(), [&](int64_t task, int32_t thread) {
-    kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
-  });
-  if (job.splits > 1) merge_splits(job, on);
+  // Those that pack take longer and begin first.
+  const int64_t packed = packing.tasks(), count = packed + direct.tasks();
+  parallel_tasks(threads, count, (packed > 0 ? packing : direct).tasks_per_q_block(),
+                 [&](int64_t task, int32_t thread) {
+                   char* scratch = w.scratch + thread * forward_scratch_;
+                   if (task < packed) return kernels_.forward(packing, task, scratch);
+                   kernels_.forward(direct, task - packed, scratch);
+                 });
+  both.splits = std::max(packing.splits, direct.splits);
+  if (both.splits > 1) merge_splits(both, on);
   return FLASHATTN_OK;
 }
 

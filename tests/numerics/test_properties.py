@@ -149,6 +149,9 @@ def alone(case, data, b):
     Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64),
     Case(batch=3, seqlen_q=33, seqlen_kv=200, starts_kv=[0, 70, 199], heads_q=2, dim_qk=16,
          causal=True, backward=True),
+    # Prompts beside decoding, whose KV heads are read together on a CPU.
+    Case(cu_q=[70, 1, 1, 3], cu_kv=[90, 300, 1500, 2], heads_q=8, heads_kv=4, dim_qk=32,
+         causal=True, dtype="bf16"),
     # Few parts, beside a sequence of many: what merges these must not change what merges those.
     Case(cu_q=[1, 1], cu_kv=[3500, 9000], heads_q=2, dim_qk=64, dtype="bf16", dtype_o="f32")])
 def test_a_sequence_does_not_depend_on_its_batch(device, case):

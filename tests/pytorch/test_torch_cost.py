@@ -13,6 +13,7 @@ import torch
 import flashattn
 import flashattn.torch as fa
 from flashattn import _plan
+from flashattn._constants import Op
 from flashattn.torch import _launch
 
 BENCH = pathlib.Path(__file__).resolve().parents[1] / "bench" / "torch_cost.py"
@@ -48,7 +49,7 @@ def test_the_same_tensors_are_prepared_once(device):
         fa.attention(q.detach() + 1, k, v).sum().backward()
     assert len(_plan.prepared) == known
     fa.attention(q[:, :8], k, v).sum().backward()
-    assert len(_plan.prepared) == known + 2
+    assert len(_plan.prepared) == known + 3  # both passes, and what records the first
 
 
 def test_threads_do_not_share_arguments():
@@ -144,8 +145,7 @@ def test_what_a_call_on_a_gpu_is_given(monkeypatch, needed, current):
             return 0
 
     def forward(plan, args, scratch, size, stream):
-        number = _launch.ffi.typeof("uintptr_t")
-        seen.append((at[0], bool(scratch), size, int(_launch.ffi.cast(number, stream))))
+        seen.append((at[0], bool(scratch), size, stream))
         return 0
     maker = _launch.maker
 
@@ -155,7 +155,8 @@ def test_what_a_call_on_a_gpu_is_given(monkeypatch, needed, current):
             return maker(*arguments)()
         return make
     for name, stand_in in (("_current_device", lambda: at[0]), ("lib", Library), ("maker", noticed),
-                           ("_current_stream", lambda index: 100 + index), ("_forward", forward),
+                           ("_current_stream", lambda index: 100 + index),
+                           ("_functions", {Op.FORWARD: (None, forward)}),
                            ("_gpu_index", lambda device: 1)):
         monkeypatch.setattr(_launch, name, stand_in)
     monkeypatch.setattr(torch.cuda, "device", device)

@@ -257,6 +257,41 @@ def test_tracing_sees_a_repeated_call():
     assert "flashattn::forward" in str(traced.graph)
 
 
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_saved_tensors_come_back_with_other_strides(device, heads_first):
+    """Hooks may give copies: a backward call asks what its tensors are like, also when a call
+    before was given others."""
+    def unpack(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if heads_first and x.dim() == 4 else x
+
+    leaves = tensors(device, requires_grad=True)
+    dout = torch.linspace(0, 1, 5 * 4 * 16, device=device).view(1, 5, 4, 16)
+    want = torch.autograd.grad(fa.attention(*leaves), leaves, dout)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, unpack):
+            o = fa.attention(*leaves)
+        for g, w in zip(torch.autograd.grad(o, leaves, dout), want):
+            assert torch.equal(g, w)
+
+
+@pytest.mark.parametrize("more", [{}, {"return_lse": True}, {"sink": torch.ones(4)}])
+def test_compiled_autograd_sees_a_repeated_call(more):
+    """A backward pass of eager calls that PyTorch compiles."""
+    compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    leaves, results = tensors(requires_grad=True), []
+    for compiles in (False, True) * 2:
+        o = fa.attention(*leaves, **more)
+        for x in leaves:
+            x.grad = None
+        with (compiled_autograd._enable(torch.compile(backend="eager")) if compiles else
+              contextlib.nullcontext()):
+            (o[0] if isinstance(o, tuple) else o).square().sum().backward()
+        results.append([x.grad for x in leaves])
+    for other in results[1:]:
+        for g, w in zip(other, results[0]):
+            assert torch.equal(g, w)
+
+
 def test_a_subclass_is_not_a_tensor(device):
     class Other(torch.Tensor):
         pass
@@ -267,7 +302,7 @@ def test_a_subclass_is_not_a_tensor(device):
 
 def test_the_number_of_threads_counts(monkeypatch):
     q, k, v = tensors()
-    site = _autograd.Site(_launch.Options(), None, False, True)
+    site = _autograd.Site(_launch.Options(), None, False)
     monkeypatch.setattr(_repeat, "_threads", lambda: 3)
     site.calls.keep("three", q, k, v)
     assert site.calls.find(q, k, v) == "three"

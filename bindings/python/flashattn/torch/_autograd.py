@@ -11,7 +11,7 @@ from .._constants import Reason, Status
 from .._errors import UnsupportedError, invalid
 from . import _launch
 from ._launch import BESIDE, NOTHING, Options, Orders, inverse, permuted
-from ._repeat import Calls
+from ._repeat import Calls, prepared
 
 _N = len(BESIDE)
 _PAGE_TABLE = BESIDE.index("page_table")
@@ -23,7 +23,7 @@ _function_modes = getattr(_C, "_len_torch_function_stack", None)
 _transforms = getattr(getattr(_C, "_functorch", None), "peek_interpreter_stack", None)
 _tracing = getattr(_C, "_get_tracing_state", None)
 _CAN_ASK = None not in (_modes, _function_modes, _transforms, _tracing)
-_is_compiling = torch.compiler.is_compiling
+_is_compiling, _threads = torch.compiler.is_compiling, torch.get_num_threads
 
 
 def is_eager(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]]) -> bool:
@@ -122,38 +122,22 @@ def _record(function: Any) -> Any:
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-class Attention(torch.autograd.Function):
-    """Eager calls with tensors beside q, k and v: o, or (o, lse), in the caller's order of
-    dimensions. call: see _gradients(); calls of backward passes, or None."""
+def _recorder(run: _launch.Run, call: Tuple[Any, ...], calls: Optional[Calls],
+              return_lse: bool, alone: bool) -> Any:
+    """What runs a prepared call and records o, or (o, lse): of (q, k, v) alone, or else of
+    (q, k, v, bias, sink, beside). call, calls: see _gradients().
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any, run: Any,
-                beside: Any, call: Any, calls: Any, return_lse: bool) -> Any:
-        o, lse = run(q, k, v, beside)
-        ctx.save_for_backward(q, k, v, o, lse, *beside)
-        ctx.set_materialize_grads(False)
-        ctx.call = call, calls
-        return (o, lse) if return_lse else o
-
-    @staticmethod
-    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        call, calls = ctx.call
-        return (*_gradients(ctx.saved_tensors, call, dout, dlse, None, calls), *[None] * 5)
-
-
-_record_attention = _record(Attention)
-
-
-def _recorder(options: Options, orders: Orders, calls: Calls, return_lse: bool) -> Any:
-    """What records o, or (o, lse), of (q, k, v, run): Attention, shorter by the arguments and the
-    attribute of the context that are the same every time."""
-    call = (-1, -1, options, False, False, orders)
-
-    class Plain(torch.autograd.Function):
+    A class for each kind of call: whatever PyTorch is handed besides tensors costs time.
+    """
+    class Attention(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Any) -> Any:
-            o, lse = run(q, k, v)
-            ctx.save_for_backward(q, k, v, o, lse)
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Any:
+            if alone:
+                o, lse = run(q, k, v)
+                ctx.save_for_backward(q, k, v, o, lse)
+            else:
+                o, lse = run(q, k, v, more[2])
+                ctx.save_for_backward(q, k, v, o, lse, *more[2])
             if not return_lse:
                 return o
             ctx.set_materialize_grads(False)
@@ -161,61 +145,82 @@ def _recorder(options: Options, orders: Orders, calls: Calls, return_lse: bool) 
 
         @staticmethod
         def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-            return (*_gradients(ctx.saved_tensors, call, dout, dlse, None, calls)[:3], None)
+            return first(ctx.saved_tensors, dout, dlse)
 
-    return _record(Plain)
+    def first(saved: Sequence[Tensor], dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
+        grads = _gradients(saved, call, dout, dlse, None, calls)
+        return tuple(grads[:3]) if alone else (*grads, None)
+
+    def repeat(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+        """backward(), shorter for a call like one before."""
+        saved = ctx.saved_tensors
+        if alone and dlse is None:
+            for check, threads, again in prepared.get(calls, ()):
+                if check(dout, *saved) and threads == _threads():
+                    return again(dout, None, *saved)[:3]
+        return first(saved, dout, dlse)
+
+    # The engine calls apply(). PyTorch's own looks for backward() at every call.
+    if hasattr(Attention, "_backward_cls"):
+        Attention._backward_cls.apply = repeat
+    return _record(Attention)
+
+
+def _kept_recorder(*described: Any) -> Any:
+    key = (_recorder, *described)
+    return prepared.get(key) or _launch.keep(key, _recorder(*described))
 
 
 class Site:
     """Calls with the same options and the same kinds of tensors: their repetitions are short."""
 
-    __slots__ = ("options", "orders", "return_lse", "calls", "backward", "record")
+    __slots__ = ("options", "orders", "return_lse", "calls", "backward")
 
-    def __init__(self, options: Options, orders: Orders, return_lse: bool, plain: bool) -> None:
+    def __init__(self, options: Options, orders: Orders, return_lse: bool) -> None:
         self.options, self.orders, self.return_lse = options, orders, return_lse
         self.calls, self.backward = Calls(), Calls()
-        self.record = _recorder(options, orders, self.backward, return_lse) if plain else None
 
     def repeat(self, q: Tensor, k: Tensor, v: Tensor,
                beside: Sequence[Optional[Tensor]] = NOTHING, given: Sequence[Any] = ()) -> Any:
         """What attention() returns, of a call like one before; of one it did not see: None."""
-        found = self.calls.find(q, k, v, *given)
-        if found is None or _function_modes():  # type: ignore[misc]
+        for check, threads, found in prepared.get(self.calls, ()):  # as find() does, but sooner
+            if (check(q, k, v, *given) if given else check(q, k, v)) and threads == _threads():
+                break
+        else:
             return None
-        run, autocast, records = found
+        if _function_modes():  # type: ignore[misc]
+            return None
+        run, autocast, record = found
         if autocast is not None and torch.get_autocast_dtype(autocast) is not q.dtype:
             return None
-        if records is None:
+        if record is None:
             return run(q, k, v, beside) if self.return_lse else run(q, k, v, beside)[0]
-        if self.record is not None:
-            return self.record(q, k, v, run)
-        return _record_attention(q, k, v, *beside[:2], run, beside, records, self.backward,
-                                 self.return_lse)
+        return record(q, k, v) if beside is NOTHING else record(q, k, v, *beside[:2], beside)
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
          max_kv: int, options: Options, return_lse: bool, orders: Orders,
          site: Optional[Site] = None) -> Any:
     """(o, lse) where is_eager(); lse may be None without return_lse. site: keeps the call."""
-    records, needs = None, (False, False)
+    records, needs = False, (False, False)
     if torch.is_grad_enabled():
         needs = tuple([t is not None and t.requires_grad for t in beside])
-        if q.requires_grad or k.requires_grad or v.requires_grad or any(needs):
+        records = q.requires_grad or k.requires_grad or v.requires_grad or any(needs)
+        if records:
             _refuse(beside, needs)
-            records = (max_q, max_kv, options, *needs[:2], orders)
-    run = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options,
-                                  return_lse or records is not None, orders)
+    run = _launch.prepare_forward(q, k, v, beside, max_q, max_kv, options, return_lse or records,
+                                  orders)
+    record = None
+    if records:
+        record = _kept_recorder(run, (max_q, max_kv, options, *needs[:2], orders),
+                                site and site.backward, return_lse, beside is NOTHING)
     if site is not None and _CAN_ASK:
         kind = q.device.type
-        site.calls.keep((run, kind if torch.is_autocast_enabled(kind) else None, records), q, k, v,
+        site.calls.keep((run, kind if torch.is_autocast_enabled(kind) else None, record), q, k, v,
                         *_launch.given(beside)[1])
-    if records is None:
+    if record is None:
         return run(q, k, v, beside)
-    if site is not None and site.record is not None:
-        result = site.record(q, k, v, run)
-    else:
-        result = _record_attention(q, k, v, *beside[:2], run, beside, records,
-                                   site and site.backward, return_lse)
+    result = record(q, k, v) if beside is NOTHING else record(q, k, v, *beside[:2], beside)
     return result if return_lse else (result, None)
 
 

@@ -33,8 +33,13 @@ _LIMIT = 2048  # prepared calls
 _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
-_NULL, _POINTER = ffi.NULL, ffi.typeof("void *")
-_forward, _backward = lib.flashattn_forward, lib.flashattn_backward
+_NULL = ffi.NULL
+# The functions of both passes: on the CPU they take workspace and stream as pointers, on a GPU as
+# numbers, as PyTorch has them: cffi passes a number sooner than it makes a pointer of it.
+_NUMBERS = ffi.typeof("int32_t(*)(const flashattn_plan *, const flashattn_args *, uintptr_t, "
+                      "int64_t, uintptr_t)")
+_functions = {op: (function, ffi.cast(_NUMBERS, function)) for op, function in (
+    (Op.FORWARD, lib.flashattn_forward), (Op.BACKWARD, lib.flashattn_backward))}
 # These ask for the current GPU and its stream. The public functions of torch take microseconds to
 # see to the initialisation of CUDA, which a tensor on a GPU has done.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -163,7 +168,7 @@ class _Submission(NamedTuple):
     submit: Callable[[Tuple[Any, Any]], None]
 
 
-def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Submission:
+def _submission(plan: Any, op: Op, args: Any, device: Any) -> _Submission:
     needed = ffi.new("int64_t *")
     status = lib.flashattn_workspace_size(plan._plan, int(op), args, needed)
     if status:
@@ -174,6 +179,7 @@ def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Su
     kind, size, spare = op.name.lower(), needed[0], []  # type: ignore[var-annotated]
     handle = plan._plan  # which keeps it alive
     gpu = _gpu_index(device)
+    function = _functions[op][gpu is not None]
     scratch = maker((size,), (1,), torch.uint8, device)
 
     def take(beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
@@ -198,11 +204,9 @@ def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Su
             status = function(handle, filled[0], _plan._workspace(size), size, _NULL)
         elif size:
             memory = scratch()
-            status = function(handle, filled[0], ffi.cast(_POINTER, memory.data_ptr()), size,
-                              ffi.cast(_POINTER, _current_stream(gpu)))
+            status = function(handle, filled[0], memory.data_ptr(), size, _current_stream(gpu))
         else:
-            status = function(handle, filled[0], _NULL, 0,
-                              ffi.cast(_POINTER, _current_stream(gpu)))
+            status = function(handle, filled[0], 0, 0, _current_stream(gpu))
         if status:
             fail(status)
         spare.append(filled)
@@ -211,7 +215,7 @@ def _submission(function: Any, plan: Any, op: Op, args: Any, device: Any) -> _Su
     return _Submission(gpu, take, submit)
 
 
-def _keep(key: Any, run: Run) -> Run:
+def keep(key: Any, run: Any) -> Any:
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = run
@@ -264,7 +268,7 @@ def prepare_forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[T
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
            orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
            torch.get_num_threads())
-    return _plan.prepared.get(key) or _keep(key, _prepare_forward(
+    return _plan.prepared.get(key) or keep(key, _prepare_forward(
         (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o))
 
 
@@ -288,7 +292,7 @@ def _prepare_forward(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor
                        q.device, inputs.ragged)
         shape = inputs.lse_shape()
         make_lse = maker(shape, _strides(shape, None), torch.float32, q.device, inputs.ragged)
-        gpu, take, submit = _submission(_forward, plan, Op.FORWARD, args, q.device)
+        gpu, take, submit = _submission(plan, Op.FORWARD, args, q.device)
 
     def run(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,
             o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
@@ -335,7 +339,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_dbias,
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
-    run = _plan.prepared.get(key) or _keep(key, _prepare_backward(
+    run = _plan.prepared.get(key) or keep(key, _prepare_backward(
         (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias, return_dsink,
         orders, grads))
     if calls is not None and dlse is None:
@@ -377,7 +381,7 @@ def _prepare_backward(tensors: Sequence[Tensor], dlse: Optional[Tensor], lse: Te
             maker(x.shape, _strides(x.shape, by) if given is None else given.stride(), x.dtype,
                   x.device, inputs.ragged)
             for x, by, given in zip(tensors[1:4], every[1:4], grads or (None,) * 3)]
-        gpu, take, submit = _submission(_backward, plan, Op.BACKWARD, args, q.device)
+        gpu, take, submit = _submission(plan, Op.BACKWARD, args, q.device)
 
     def run(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
             lse: Tensor, beside: Sequence[Optional[Tensor]] = NOTHING,

@@ -92,8 +92,7 @@ def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> i
 def _site(layout: Any, page_layout: Any, ndim: int, return_lse: bool, max_q: int, max_kv: int,
           given: Any, *options: Any) -> _autograd.Site:
     """given: which tensors there are beside q, k and v."""
-    return _autograd.Site(_options_of(*options), _orders(layout, page_layout, ndim), return_lse,
-                          given is None)
+    return _autograd.Site(_options_of(*options), _orders(layout, page_layout, ndim), return_lse)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], layouts: Any,
