@@ -173,7 +173,7 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
 }
 
 bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
-  if (main_.choice.entry->score_mod != ScoreModKind::kDenseBias || !args.dbias) return false;
+  if (!can_add_dbias(*main_.choice.entry) || !args.dbias) return false;
   if (hopper_dbias_.accepts(args) && (ordered() || hopper_dbias_.beats_adding())) return false;
   // A sequence's own gradient ends where it does: nothing beside it may be cleared.
   if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
@@ -286,8 +286,8 @@ std::string BackwardKernels::describe(const Shape& shape,
   const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    const bool adds = kernel.choice.entry->score_mod == ScoreModKind::kDenseBias && !ordered() &&
-                      !hopper_dbias_.beats_adding();
+    const bool adds =
+        can_add_dbias(*kernel.choice.entry) && !ordered() && !hopper_dbias_.beats_adding();
     return adds ? "; the same kernel adds the gradient of the bias, unless lengths differ"
            : hopper_dbias_.counters() > 0
                ? "; a Hopper kernel sums the gradient of the bias in order, unless over queries"

@@ -6,6 +6,11 @@
 
 namespace flashattn::cuda::sm90 {
 
+// Whether the kernel takes BackwardParams::adds_dbias. Those in clusters lack registers for it.
+inline bool can_add_dbias(const BackwardEntry& entry) {
+  return entry.score_mod == ScoreModKind::kDenseBias && entry.cluster_size == 1;
+}
+
 class DbiasKernel {
  public:
   // backward: the row's kernel, whose tensor maps and row statistics it takes.

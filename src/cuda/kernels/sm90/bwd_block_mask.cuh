@@ -2,7 +2,7 @@
 // key.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_config.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 
 namespace flashattn::cuda::sm90 {
 

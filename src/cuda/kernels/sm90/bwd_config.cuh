@@ -31,7 +31,7 @@ struct BwdTileConfig {
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
   // kHasDenseBias: scores differ by a bias alone, which TMA loads, for each consumer by itself.
   static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
-  static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;  // panels
+  static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;
   static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores && !kHasDenseBias;
   static constexpr bool kHasDerivative = ScoreMod::template kHasStage<ScoreStage::kProduct>;
   static constexpr bool kSeparatePForDs =
@@ -56,6 +56,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod
   using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
+  static constexpr bool kBiasInDs = false;  // the bias has stages of its own, one panel each
   static constexpr int kClusterTileKv = kTileKv;
   static constexpr bool kStreamK = true;  // CTAs may share a KV tile
   static constexpr int kAccRegs = kDim;   // accumulators of dK and dV per thread
@@ -141,6 +142,9 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of a work tile
   // P passes from one consumer to the other in the buffer of dS: there is no room for another.
   static constexpr bool kStagePInDs = kTwoCta;
+  // The bias of a Q tile arrives there, too, before P; that of fp32 fills the peer's dS as well.
+  static constexpr bool kBiasInDs = Tiles::kHasDenseBias;
+  static_assert(!kBiasInDs || kStagePInDs, "a stage of dS holds a bias of fp32 in a cluster only");
   static constexpr int kThreads = 128 * 4;
   static constexpr bool kStreamK = !kTwoCta;  // the scheduler lacks registers for it
   static constexpr int kAccRegs = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
@@ -279,6 +283,15 @@ struct TwoCtaStorage {
   uint32_t indices[kWorkTileStages];
 };
 
+// kBiasInDs. bias_full: the bias has arrived in a stage of dS. peer_ds_free: the peer has read what
+// its bias of fp32 had in the place of this CTA's dS.
+template <class Config, bool kBiasInDs = Config::kBiasInDs>
+struct DsBiasStorage {};
+template <class Config>
+struct DsBiasStorage<Config, true> {
+  StageBarriers<Config::kDsStages> bias_full, peer_ds_free;
+};
+
 // kInlinePostprocess: the scheduler passes dQ tiles to the dQ warpgroup.
 struct DqPostprocessStorage {
   Pipeline<1> pipeline;
@@ -287,8 +300,9 @@ struct DqPostprocessStorage {
 };
 
 template <class Config>
-struct BwdSharedStorage
-    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers> {
+struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasInDs,
+                                       Config::kBiasStages, Config::kConsumers>,
+                          DsBiasStorage<Config> {
   // K and V arrive at the barriers of the first Q and dO of a work tile.
   StageBarriers<Config::kKStages> k_empty;
   StageBarriers<1> v_empty;
@@ -337,8 +351,13 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   if constexpr (Config::kSplitRoles) storage.p.init(4, 4);  // warps
   storage.ds.init(Config::kDsArrivals,
                   Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
-  storage.dq.init(4, 1);                                         // warps; a reducer
-  if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
+  storage.dq.init(4, 1);  // warps; a reducer
+  if constexpr (Config::kBiasInDs) {
+    storage.bias_full.init(1);
+    storage.peer_ds_free.init(4);  // warps of the peer
+  } else if constexpr (Config::kHasDenseBias) {
+    storage.bias.init(1, 4);  // warps
+  }
   // The producer and the two reducers read it, too; the peer arrives when it has read the index.
   storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   if constexpr (Config::kTwoCta) {
@@ -387,60 +406,6 @@ __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& sto
     const volatile BwdWorkTile<Config>& work_tile = storage.work_tiles[work_tiles.stage()];
     if (work_tile.end) break;
     work(work_tile, work_tiles);
-  }
-}
-
-// q_coord with kCoordHasHead: (head of the GQA group) * kCoordHead + Q tile.
-constexpr int32_t kCoordHead = kMaxRuntimeTiles, kCoordTileMask = kCoordHead - 1;
-
-// The place of a Q tile in visible_tiles and full_tiles. head: of the GQA group.
-template <class Config>
-__device__ __forceinline__ int32_t block_mask_bit(const volatile BwdWorkTile<Config>& work_tile,
-                                                  int32_t head, int32_t tile) {
-  return head * (work_tile.q_tiles.end - work_tile.q_tiles.begin) + tile - work_tile.q_tiles.begin;
-}
-
-// Whether the block mask leaves a visible key in the Q tile.
-template <class Config>
-__device__ __forceinline__ bool is_visible(const volatile BwdWorkTile<Config>& work_tile,
-                                           const BackwardParams& params, int32_t head,
-                                           int32_t tile) {
-  if (!Config::kHasBlockMask || !(params.common.problem.mask & FLASHATTN_MASK_BLOCKS)) return true;
-  const int32_t bit = block_mask_bit(work_tile, head, tile);
-  uint32_t visible = 0;
-#pragma unroll
-  for (int span = 0; span < kBlockMaskSpans<Config>; ++span)
-    visible |= work_tile.visible_tiles[span][bit / 32];
-  return visible >> bit % 32 & 1;
-}
-
-// The Q tile after `tile`; q_tiles.begin follows the last.
-template <class Config>
-__device__ __forceinline__ int32_t next_q_tile(const volatile BwdWorkTile<Config>& work_tile,
-                                               int32_t tile) {
-  return tile == work_tile.q_tiles.end - 1 ? work_tile.q_tiles.begin : tile + 1;
-}
-
-// Calls step(heads left, tile, workspace_tile) for each Q tile of a work tile, in the order that
-// all warps follow, or skip(workspace_tile) if the block mask hides the tile. workspace_tile: its
-// index in dq, lse2 and delta.
-template <class Config, class Step, class Skip>
-__device__ __forceinline__ void for_each_tile(const volatile BwdWorkTile<Config>& work_tile,
-                                              const BackwardParams& params, Step step, Skip skip) {
-  int32_t workspace_tile = work_tile.workspace_tile;
-#pragma unroll 1
-  for (int32_t heads = params.common.q_heads_per_kv_head; heads > 0; --heads) {
-    int32_t tile = work_tile.first_q_tile;
-#pragma unroll 1
-    for (int32_t left = work_tile.q_tiles.end - work_tile.q_tiles.begin; left > 0; --left) {
-      if (is_visible<Config>(work_tile, params, params.common.q_heads_per_kv_head - heads, tile)) {
-        step(heads, tile, workspace_tile + tile);
-      } else {
-        skip(workspace_tile + tile);
-      }
-      tile = next_q_tile(work_tile, tile);
-    }
-    workspace_tile += params.head_q_tiles;
   }
 }
 

@@ -35,6 +35,39 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
         consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
     }
   };
+  // The same where they lie in a stage of dS, one barrier for all.
+  struct DsPanels {
+    const BwdDenseBias& consumer;
+    PipelineState<Config::kDsStages> state;
+
+    __device__ __forceinline__ uint32_t wait(int p) const {
+      if (p == 0) consumer.storage_.bias_full.wait(state);
+      return Base::ds_bias_panel(consumer.shared_, state, p);
+    }
+    __device__ __forceinline__ void release(int) const {}
+  };
+  // Adds the bias of Q tile `count`, of those of the CTA. kBiasInDs: P may then be stored there.
+  __device__ __forceinline__ void add(typename Base::SAccum& s, float log2e, uint32_t count) const {
+    if constexpr (!Config::kBiasInDs) {
+      of_tile(count).add(StLayout<>(), s, log2e);
+    } else {
+      const PipelineState<Config::kDsStages> at{count};
+      const int32_t dtype = params_.common.problem.dtype_bias;
+      TransposedBiasPanels<T, DsPanels>{{*this, at}, dtype, this->warp(), lane()}.add(StLayout<>(),
+                                                                                      s, log2e);
+      if (dtype_size(dtype) == 2) {
+        __syncwarp();  // a warp's bias has the places of its P
+      } else {
+        this->warpgroup_sync();
+      }
+      if (shares_peer_ds() && lane() == 0) this->storage_.peer_ds_free.at(at).arrive_peer();
+    }
+  }
+  // kBiasInDs: whether the bias fills the peer's part of a stage of dS, too.
+  __device__ __forceinline__ bool shares_peer_ds() const {
+    return dtype_size(params_.common.problem.dtype_bias) == 4;
+  }
+
   // The bias of Q tile `count`, of those of the CTA.
   __device__ __forceinline__ auto of_tile(uint32_t count) const {
     const int32_t dtype = params_.common.problem.dtype_bias;

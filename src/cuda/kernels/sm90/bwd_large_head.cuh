@@ -147,6 +147,11 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     if (!leader()) return;
     const DsState at{iter_};
     const uint32_t own = shared_ + Config::kDs + at.stage() * Config::kDsBytes;
+    if constexpr (Config::kBiasInDs) {
+      if (score_mod_.bias_shares_peer_ds()) {
+        storage_.peer_ds_free.at(at).wait_cluster(at.phase());  // the peer has read its bias there
+      }
+    }
     Barrier& full = storage_.two_cta.peer_ds_full.at(at);
     full.expect(Config::kCtaDsBytes);
     ptx::bulk_copy_cluster(peer_address(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
-#include "cuda/kernels/sm90/bwd_config.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/smem_tile.cuh"
 
 namespace flashattn::cuda::sm90 {

@@ -279,6 +279,8 @@ class BwdProducer {
                                        work_tile, heads, tile);
         load_row_stats(params_.common.lse2, Config::kLse, at.stage(), full, workspace_tile);
       }
+      // Before dO, whose stage is free later than one of dS.
+      if constexpr (Config::kBiasInDs) load_bias_to_ds(work_tile, heads, tile);
       {
         const PipelineState<Config::kDoStages> at{iter_};
         const uint32_t full = storage_.dout.full_barrier(at).address();
@@ -295,7 +297,7 @@ class BwdProducer {
                                          work_tile.key, 0);
         }
       }
-      if constexpr (Config::kHasDenseBias) load_bias(work_tile, heads, tile);
+      if constexpr (Config::kHasDenseBias && !Config::kBiasInDs) load_bias(work_tile, heads, tile);
       ++iter_;
       first = false;
       // 128 queries before the end of the work tile, or after its first Q tile, the scheduler may
@@ -328,6 +330,26 @@ class BwdProducer {
                        head, work_tile.b},
                       ptx::kEvictNormal);
       }
+    }
+  }
+
+  // Loads the bias of a Q tile, for this CTA's keys, into its stage of dS: this CTA's part, and the
+  // peer's if it is fp32.
+  __device__ __forceinline__ void load_bias_to_ds(const volatile BwdWorkTile<Config>& work_tile,
+                                                  int32_t heads, int32_t tile) const {
+    using Panels = typename BwdWarpgroupBase<Config>::BiasTile;
+    const int32_t element = dtype_size(params_.common.problem.dtype_bias);
+    const PipelineState<Config::kDsStages> at{iter_};
+    Barrier& full = storage_.bias_full.at(at);
+    storage_.ds.producer_acquire(at);
+    full.expect(kBiasPanelRows * 64 * element);
+#pragma unroll 1
+    for (int32_t p = 0; p < Panels::count(element); ++p) {
+      ptx::tma_load(
+          BwdWarpgroupBase<Config>::ds_bias_panel(shared_, at, p), &params_.bias, full.address(),
+          {work_tile.key + p * Panels::columns(element), tile * kTileQ,
+           (work_tile.kv_head + 1) * params_.common.q_heads_per_kv_head - heads, work_tile.b},
+          ptx::kEvictNormal);
     }
   }
 

@@ -131,7 +131,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           }
         }
       } else if constexpr (Config::kStagePInDs) {
-        storage_.ds.producer_acquire({count});
+        if (!Config::kBiasInDs) storage_.ds.producer_acquire({count});  // else the bias came there
         this->store_ds(p, ds_slot);
       }
     }
@@ -150,7 +150,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
     typename BwdDenseBias<Config>::DbiasColumns dbias;
-    if constexpr (Config::kHasDenseBias) dbias = bias_.dbias_columns(q_coord, count);
+    if constexpr (kAddsDbias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
     for (int m = 0; m < kMmaN / 16; ++m) {
       uint32_t quad[4];
@@ -169,13 +169,22 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         const float first = ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
                     second = ds_of<kMasked>(p.y, y[1], d.y, keep_scale);
         ds[4 * m + i] = ptx::pack<T>(first, second);
-        if constexpr (Config::kHasDenseBias) {
+        if constexpr (kAddsDbias) {
           if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
         } else if constexpr (kMayBeNan<kMasked>) {
           ds[4 * m + i] &= ptx::nonzero_mask(quad[i]);
         }
       }
     }
+  }
+
+  // Of the bias, the gradient that this kernel adds up; large heads lack registers for it.
+  static constexpr bool kAddsDbias = Config::kHasDenseBias && !Config::kSplitRoles;
+
+  // Whether the peer's part of a stage of dS holds a bias before the peer's dS.
+  __device__ __forceinline__ bool bias_shares_peer_ds() const {
+    if constexpr (Config::kBiasInDs) return bias_.shares_peer_ds();
+    return false;
   }
 
   // Whether p_for_ds is staged in the buffer of dS: not if it is P itself, of the same consumer.
@@ -194,7 +203,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     } else {
       x = p * (dp - delta);
     }
-    if (Config::kHasDenseBias && kMayBeNan<kMasked> && p == 0.0f) x = 0.0f;  // dbias adds it up
+    if (kAddsDbias && kMayBeNan<kMasked> && p == 0.0f) x = 0.0f;  // dbias adds it up
     return x;
   }
   // Where P is 0, as masked elements are, dS is 0, but dP may be NaN.
@@ -241,7 +250,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
       s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
     }
-    bias_.of_tile(count).add(StLayout<>(), s, log2e);
+    bias_.add(s, log2e, count);
     if (!large_lse) return;
     exponents_.subtract_bases(s, this->bases_at(q_coord, count, 0));
 #pragma unroll

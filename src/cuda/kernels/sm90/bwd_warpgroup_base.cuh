@@ -3,7 +3,7 @@
 // state: what a mainloop and its parts copy of it costs no register.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_config.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/packed_pair.cuh"
 #include "cuda/device/smem_tile.cuh"
 #include "wgmma.cuh"
@@ -19,6 +19,13 @@ class BwdWarpgroupBase {
                                                         PipelineState<Config::kBiasStages> at,
                                                         int32_t consumer) {
     return shared + Config::kBias + (consumer * Config::kBiasStages + at.stage()) * kBiasPanelBytes;
+  }
+  // The same in a stage of dS, see kBiasInDs.
+  static __device__ __forceinline__ uint32_t ds_bias_panel(uint32_t shared,
+                                                           PipelineState<Config::kDsStages> at,
+                                                           int32_t panel) {
+    static_assert(!Config::kBiasInDs || Config::kDsBytes == 2 * kBiasPanelBytes, "two panels");
+    return shared + Config::kDs + at.stage() * Config::kDsBytes + panel * kBiasPanelBytes;
   }
 
  protected:

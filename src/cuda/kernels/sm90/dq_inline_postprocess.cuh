@@ -3,7 +3,7 @@
 // rest.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_config.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/packed_pair.cuh"
 #include "cuda/device/smem_tile.cuh"
 

@@ -2,7 +2,7 @@
 // accumulator in global memory, by bulk reduce-add.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_config.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/smem_tile.cuh"
 
 namespace flashattn::cuda::sm90 {
