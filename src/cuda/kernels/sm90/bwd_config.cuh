@@ -46,36 +46,36 @@ struct BwdTileConfig {
   static constexpr int kRowStatBytes = kTileQ * 4;  // lse or delta of a Q tile
 };
 
-// Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile passes
-// through shared memory in kDqSubtiles subtiles.
-template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKStages_,
-          int kDqSubtiles_>
-struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
-  using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
+// Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile, kDqSubtiles
+// subtiles, fills kDqFills stages.
+template <class T, int kDimQk, int kDimV, int kTileQ, class ScoreMod, int kStages_, int kKStages_,
+          int kDqSubtiles_, int kDqStages_ = kDqSubtiles_, int kDqFills_ = kDqStages_>
+struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMod> {
+  using Tiles = BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMod>;
   using Tiles::kHasDenseBias, Tiles::kBiasStages;
-  using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
-  static constexpr int kDim = kDim_, kPanels = kDim / 64;
+  using Tiles::kQBytes, Tiles::kDoBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
+  using Tiles::kTileKv, Tiles::kKBytes;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr int kClusterTileKv = kTileKv;
   static constexpr bool kStreamK = true;  // CTAs may share a KV tile
-  static constexpr int kAccRegs = kDim;   // accumulators of dK and dV per thread
+  static constexpr int kAccRegs = (kDimQk + kDimV) / 2;  // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
   static constexpr int kKStages = kKStages_;  // of K: the next is loaded while dQ needs this one
   static constexpr int kDsArrivals = 8, kDoArrivals = 8;  // one per warp
   static constexpr int kPeerKPanels = 0;
   static constexpr int kDsBytes = kTileQ * kTileKv * 2;
-  static constexpr int kDqTileBytes = kTileQ * kDim * 4;
+  static constexpr int kDqTileBytes = kTileQ * kDimQk * 4;
   static constexpr int kDqSubtiles = kDqSubtiles_, kCtaDqSubtiles = kDqSubtiles;
-  static constexpr int kDqStages = kDqSubtiles,
-                       kDqStageBytes = kDqTileBytes / kDqSubtiles;  // per stage
-  static constexpr int kDqFills = kDqSubtiles;  // stages that dQ of a Q tile fills
+  static constexpr int kDqStages = kDqStages_, kDqFills = kDqFills_;
+  static constexpr int kDqStageBytes = kDqTileBytes / kDqFills;
+  static constexpr bool kSplitsKPanel = false;  // see k_slot()
 
   // Shared memory: K stages | V | Q stages | dO stages | dS stages | dQ | lse stages | delta stages
   // | bias stages | BwdSharedStorage.
-  static constexpr int kV = kKStages * kKBytes, kQ = kV + kKBytes;
+  static constexpr int kV = kKStages * kKBytes, kQ = kV + kTileKv * kDimV * 2;
   static constexpr int kDo = kQ + kStages * kQBytes;
-  static constexpr int kDs = kDo + kStages * kQBytes, kDq = kDs + kDsStages * kDsBytes;
-  static constexpr int kLse = kDq + kDqTileBytes, kDelta = kLse + kStages * kRowStatBytes;
+  static constexpr int kDs = kDo + kStages * kDoBytes, kDq = kDs + kDsStages * kDsBytes;
+  static constexpr int kLse = kDq + kDqStages * kDqStageBytes, kDelta = kLse + kStages * kRowStatBytes;
   static constexpr int kBias = kDelta + kStages * kRowStatBytes;
   static constexpr int kBiasBytes =
       kHasDenseBias ? Tiles::kConsumers * kBiasStages * kBiasPanelBytes : 0;
@@ -93,8 +93,9 @@ constexpr int kBwdKStages =
 
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, class ScoreMod>
-struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
-                                      kBwdKStages<kDim, ScoreMod>, kTileQ * kDim / (64 * 64)> {
+struct BwdConfig
+    : BwdSmallHeadConfig<T, kDim, kDim, kTileQ, ScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
+                         kBwdKStages<kDim, ScoreMod>, kTileQ * kDim / (64 * 64)> {
   static constexpr int kMmaN = 64;  // queries per WGMMA
   static constexpr bool kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = true;  // the dQ warpgroup has time for it
@@ -136,7 +137,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kMmaN = kTileQ;
   static constexpr bool kSplitRoles = true, kTwoCta = kDimQk > 192, kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = false, kEarlyReleaseV = false,
-                        kSkipMaskedTiles = false;
+                        kSkipMaskedTiles = false, kSplitsKPanel = false;
   static constexpr bool kOverlapPreprocess = true;           // D = 256: 2 % faster at 1k
   static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of a work tile
   // P passes from one consumer to the other in the buffer of dS: there is no room for another.
@@ -183,7 +184,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
 
 // Long Q: without a dQ warpgroup the consumers have registers for Q tiles of 80.
 template <class T, int kDim, class ScoreMod>
-struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, ScoreMod, 2, 1, 2> {
+struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, kDim, 80, ScoreMod, 2, 1, 2> {
   static constexpr int kMmaN = 80;
   static constexpr bool kConsumersComputeDq = true, kInlinePostprocess = false;
   static constexpr bool kEarlyReleaseV = false, kOverlapPreprocess = false, kStagePInDs = false,
@@ -195,6 +196,26 @@ struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, ScoreMod, 2, 1, 2
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * (65536 / kThreads / 8 * 8),
                 "setmaxnreg waits forever for registers that the CTA does not have");
 };
+
+// Latent attention's heads, 192 and 128: dK and dV of 64 keys are 160 registers of a thread, which
+// leaves no room for a dQ warpgroup. Each consumer computes 96 columns of dQ, and both pass them
+// through the same stages, in turn.
+template <class T, class ScoreMod>
+struct BwdLatentHeadConfig : BwdSmallHeadConfig<T, 192, 128, 64, ScoreMod, 2, 1, 2, 3, 6> {
+  static constexpr int kMmaN = 64;
+  static constexpr bool kConsumersComputeDq = true, kInlinePostprocess = false;
+  static constexpr bool kEarlyReleaseV = false, kOverlapPreprocess = true, kStagePInDs = false,
+                        kSkipMaskedTiles = false, kSplitsKPanel = true;
+  static constexpr int kThreads = 128 * 3;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+};
+
+// Place of a panel of K in shared memory. kSplitsKPanel: of three the second comes last. A consumer
+// computes the columns of dQ of panel 0 or 2 and of half of panel 1: one WGMMA reads both.
+template <class Config>
+__host__ __device__ constexpr int k_slot(int panel) {
+  return Config::kSplitsKPanel && panel > 0 ? 3 - panel : panel;
+}
 
 // CTAs of a cluster, which share a work tile and the columns of dQ.
 template <class Config>
