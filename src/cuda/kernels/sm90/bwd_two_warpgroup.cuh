@@ -90,7 +90,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
                                            at.stage(), q_state_.count, range);
     ptx::reg_fence(p);
     storage_.dout.consumer_wait(q_state_);
-    this->template gemm_ss<Config::kDimV>(x, this->v(), this->dout(at));
+    this->template gemm_ss<Config::kDimV>(x, v(), this->dout(at));
     this->gemm_rs(dkdv_.dv, p, this->dout(at));
     storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
@@ -103,6 +103,10 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     this->release_dout(at);
     this->gemm_rs(dkdv_.dk, ds, this->q(at));
     DqAccum dq;
+    if constexpr (!kTransposed) {
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(dkdv_.dk);
+    }
     if constexpr (kWithDq) start_dq_gemm(dq, last);
     ptx::wgmma_wait<kWithDq>();
     ptx::reg_fence(dkdv_.dk);
@@ -168,9 +172,9 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     constexpr uint32_t kPanel = kTileKv * 128;
     const uint32_t first = consumer_ * (k_slot<Config>(2) * kPanel);
     const ptx::SmemDescriptor columns = ptx::SmemDescriptor::at(
-        shared_ + first, k_slot<Config>(1) * kPanel + consumer_ * 64 - first);
+        shared() + first, k_slot<Config>(1) * kPanel + consumer_ * 64 - first);
     const ptx::SmemDescriptor scores =
-        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.stage() * Config::kDsBytes, 0);
+        ptx::SmemDescriptor::at(shared() + Config::kDs + at.stage() * Config::kDsBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {
@@ -180,9 +184,16 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     ptx::wgmma_commit();
   }
 
-  // This warpgroup's rows of K.
+  // This warpgroup's rows of K and V.
   __device__ __forceinline__ ptx::SmemDescriptor k() const {
-    return ptx::SmemDescriptor::at(shared_ + consumer_ * 64 * 128, 0);
+    return ptx::SmemDescriptor::at(shared() + consumer_ * 64 * 128, 0);
+  }
+  __device__ __forceinline__ ptx::SmemDescriptor v() const {
+    return ptx::SmemDescriptor::at(shared() + Config::kV + consumer_ * 64 * 128, 0);
+  }
+  // Registers do not hold descriptors of all steps along k.
+  __device__ __forceinline__ uint32_t shared() const {
+    return kTransposed ? shared_ : no_hoist(shared_);
   }
 
   BwdScoreMod<Config> score_mod_;
