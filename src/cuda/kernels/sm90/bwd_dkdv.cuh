@@ -59,9 +59,10 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   template <class Work>
   __device__ __forceinline__ bool accumulate(Work work) {
 #pragma unroll
-    for (int i = 0; i < kDimQk / 2; ++i) dk[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0.0f;
+    for (int i = 0; i < kDimQk / 2; ++i) {
+      dk[i] = 0.0f;
+      if (i < kDimV / 2) dv[i] = 0.0f;
+    }
     work();
     this->release_kv();
     return this->template reduce_partials<Config::kAccRegs>(

@@ -62,11 +62,18 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
       }
     }
     const DsState last{q_state_.count - 1};
-    DqAccum dq;
-    start_dq_gemm(dq, last);
-    ptx::wgmma_wait<0>();
-    ptx::reg_fence(dq);
-    store_dq(dq, last, [] {});
+    const auto finish_dq = [&](DqAccum& dq) {
+      start_dq_gemm(dq, last);
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(dq);
+      store_dq(dq, last, [] {});
+    };
+    if constexpr (kTransposed) {
+      finish_dq(x);
+    } else {
+      DqAccum dq;
+      finish_dq(dq);
+    }
   }
 
   // Issues S of the Q tile at q_state_. If `valid` is false, nothing uses the result.
