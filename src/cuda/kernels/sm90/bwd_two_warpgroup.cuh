@@ -144,13 +144,11 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
       storage_.dq.producer_acquire(consumer_, at.count);
       store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
     } else {
-      const uint32_t uses = 2 * at.count + consumer_;
 #pragma unroll
       for (int stage = 0; stage < Config::kDqStages; ++stage) {
         if (stage == Config::kDqStages - 1) start_next();
-        // The other consumer's fill before this one, after this one's own.
-        if (uses > 0) storage_.dq.producer_acquire(stage, uses - 1);
-        storage_.dq.producer_acquire(stage, uses);
+        // The other consumer's fill before this one: consumer 0 comes first.
+        storage_.dq.producer_acquire(stage, at.count + consumer_, consumer_ ^ 1);
         store_dq_to_smem<Config>(dq, stage * (Config::kDqStageBytes / 512), storage_, shared_,
                                  at.count & 1, stage);
       }
