@@ -75,9 +75,9 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     const flashattn_tensor &to_dv = params_.common.args.dv, &to_dk = params_.common.args.dk;
     if constexpr (Config::kConsumersComputeDq) {  // store_via_smem() costs it 0.7 %
       this->template store_rows<kDimV>(to_dv, output_tile, problem.dim_v, this->row(),
-                                      this->dropout_scale(), [&](int i) { return dv[i]; });
+                                       this->dropout_scale(), [&](int i) { return dv[i]; });
       this->template store_rows<kDimQk>(to_dk, output_tile, problem.dim_qk, this->row(),
-                                      problem.scale, [&](int i) { return dk[i]; });
+                                        problem.scale, [&](int i) { return dk[i]; });
     } else {
       // All parameters are read before the wait.
       const int32_t first = consumer_ * 64 + this->warp() * 16 + this->lane() / 8;

@@ -355,7 +355,7 @@ class BwdProducer {
     storage_.k_empty.wait_before({work_tile.kv_index});
     const uint32_t full = storage_.q.full_barrier({iter_}).address();
     load_kv_tile<Config::kPanelsQk, true>(params_.k, k_address<Config>(shared_, work_tile), full,
-                                    work_tile, work_tile.key, 0);
+                                          work_tile, work_tile.key, 0);
     if constexpr (Config::kTwoCta) {
       load_kv_tile<kPeerKPanels>(params_.k, shared_ + Config::kPeerK, full, work_tile,
                                  work_tile.key ^ kTileKv, cta_rank<Config>() * (kPeerKPanels * 64));

@@ -1,11 +1,13 @@
-// Mainloop of the two consumer warpgroups of the Hopper backward kernel for long Q: 64 keys each.
-// Each also computes half of the columns of dQ over all keys, transposed: dQ^T = K^T dS^T.
+// Mainloop of the two consumer warpgroups of the Hopper backward kernels without a dQ warpgroup: 64
+// keys each. Each also computes half of the columns of dQ over all keys: for long Q transposed,
+// dQ^T = K^T dS^T; for heads of 192 and 128, where half of the columns are 96, dQ = dS K.
 //
-// Without a dQ warpgroup each has registers for Q tiles of 80, and a WGMMA with N = 80 reads less
-// shared memory per query than one with N = 64. The order of the WGMMAs is the best of ten that
-// were measured (H200): one consumer's exponentials overlap the other's WGMMAs; overlapping its
-// own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S before dQ 5 %. dQ of a Q tile is
-// computed one tile later, when the other consumer's dS has arrived for sure.
+// Without a dQ warpgroup each has registers for dK of 192 columns, or for Q tiles of 80: a WGMMA
+// with N = 80 reads less shared memory per query than one with N = 64. The order of the WGMMAs is
+// the best of ten that were measured for long Q (H200): one consumer's exponentials overlap the
+// other's WGMMAs; overlapping its own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S
+// before dQ 5 %. dQ of a Q tile is computed one tile later, when the other consumer's dS has
+// arrived for sure.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
@@ -110,7 +112,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     this->release_dout(at);
     this->gemm_rs(dkdv_.dk, ds, this->q(at));
     DqAccum dq;
-    if constexpr (!kTransposed) {
+    if constexpr (!kTransposed) {  // registers do not hold dQ beside dS
       ptx::wgmma_wait<0>();
       ptx::reg_fence(dkdv_.dk);
     }

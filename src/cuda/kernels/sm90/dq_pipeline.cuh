@@ -7,8 +7,8 @@ namespace flashattn::cuda::sm90 {
 
 // dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
 // has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
-// stage for this reducer for consumers. kTurns: warpgroups that fill each stage in turn; a stage has
-// an `empty` barrier for each, which says that its fill has been read.
+// stage for this reducer for consumers. kTurns: warpgroups that fill each stage in turn; a stage
+// has an `empty` barrier for each, which says that its fill has been read.
 template <int kStages, int kTurns = 1>
 class DqPipeline {
  public:
