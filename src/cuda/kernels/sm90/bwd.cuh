@@ -15,8 +15,8 @@
 // per consumer; while the dQ warpgroup waits for dS, it converts complete dQ tiles to the output
 // type. A postprocess kernel converts all others. Large heads, bwd_large_head.cuh: 64 keys; one
 // consumer computes P and dV, the other dS and dK. The largest: clusters of two CTAs, which share
-// the cost of adding dQ to global memory, see BwdLargeHeadConfig. Long Q, bwd_two_warpgroup.cuh:
-// larger Q tiles, and no dQ warpgroup.
+// the cost of adding dQ to global memory, see BwdLargeHeadConfig. Long Q, and heads of 192 and 128,
+// bwd_two_warpgroup.cuh: no dQ warpgroup; larger Q tiles, or larger heads for the same 128 keys.
 //
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.
@@ -25,6 +25,7 @@
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
 //   128, 80 x 128          3,200      640   436 KB = 3,488                      40 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
+//   192 / 128, 64 x 128    3,328      512   472 KB = 3,776                      48 KB
 //   256, 64 x 64, two CTAs 2,560      256   408 KB = 3,264                      32 KB
 // Beyond those, L2 adds some 3 TB/s (derived from other libraries' kernels), besides what it is
 // read for. At D = 256 a single CTA adds 64 KB per Q tile and moves 472 KB: 530 TFLOP/s were

@@ -12,7 +12,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   using T = typename Config::T;
   using Base::storage_, Base::consumer_, Base::work_tile, Base::params_, Base::shared_;
   using typename Base::OutputTile, typename Base::DsState, typename Base::QState;
-  static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ;
+  static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kTileQ = Config::kTileQ;
 
  public:
   __device__ __forceinline__ BwdDkDv(const BackwardParams& params, uint32_t shared,
@@ -52,18 +52,21 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     }
   }
 
-  float dk[kDim / 2], dv[kDim / 2];
+  float dk[kDimQk / 2], dv[kDimV / 2];
 
  private:
   // Accumulates dK and dV of a work tile. Returns false if another CTA will store them.
   template <class Work>
   __device__ __forceinline__ bool accumulate(Work work) {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0.0f;
+    for (int i = 0; i < kDimQk / 2; ++i) {
+      dk[i] = 0.0f;
+      if (i < kDimV / 2) dv[i] = 0.0f;
+    }
     work();
     this->release_kv();
-    return this->template reduce_partials<kDim>(
-        [&](int i) -> float& { return i < kDim / 2 ? dv[i] : dk[i - kDim / 2]; });
+    return this->template reduce_partials<Config::kAccRegs>(
+        [&](int i) -> float& { return i < kDimV / 2 ? dv[i] : dk[i - kDimV / 2]; });
   }
 
   // Stores dK and dV of 64 keys.
@@ -71,10 +74,10 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     const Problem& problem = params_.common.problem;
     const flashattn_tensor &to_dv = params_.common.args.dv, &to_dk = params_.common.args.dk;
     if constexpr (Config::kConsumersComputeDq) {  // store_via_smem() costs it 0.7 %
-      this->template store_rows<kDim>(to_dv, output_tile, problem.dim_v, this->row(),
-                                      this->dropout_scale(), [&](int i) { return dv[i]; });
-      this->template store_rows<kDim>(to_dk, output_tile, problem.dim_qk, this->row(),
-                                      problem.scale, [&](int i) { return dk[i]; });
+      this->template store_rows<kDimV>(to_dv, output_tile, problem.dim_v, this->row(),
+                                       this->dropout_scale(), [&](int i) { return dv[i]; });
+      this->template store_rows<kDimQk>(to_dk, output_tile, problem.dim_qk, this->row(),
+                                        problem.scale, [&](int i) { return dk[i]; });
     } else {
       // All parameters are read before the wait.
       const int32_t first = consumer_ * 64 + this->warp() * 16 + this->lane() / 8;
@@ -96,7 +99,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   // of each 64 columns. Each warp transposes its 16 rows where it will store its dS of the next Q
   // tile, which no other warp touches. 128 bytes of a row are eight chunks, placed so that neither
   // one chunk of eight rows nor the chunks of one row conflict in banks.
-  __device__ __forceinline__ void store_via_smem(const float (&acc)[kDim / 2], float factor,
+  __device__ __forceinline__ void store_via_smem(const float (&acc)[kDimV / 2], float factor,
                                                  DsState at, char* to, int64_t row_bytes,
                                                  int32_t keys, int32_t dim) const {
     const int32_t lane = this->lane();
@@ -113,7 +116,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     const uint32_t in = chunk_address(lane / 16, lane % 16),
                    out = chunk_address(lane % 8, lane / 8);
 #pragma unroll
-    for (int half = 0; half < kDim / 64; ++half) {
+    for (int half = 0; half < kDimV / 64; ++half) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float* x = &acc[half * 32 + n * 8];  // two chunks

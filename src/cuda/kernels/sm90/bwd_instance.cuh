@@ -40,6 +40,13 @@ constexpr BackwardEntry bwd_two_warpgroup_instance() {
 }
 
 template <class T, int kDimQk, int kDimV, class ScoreMod>
+constexpr BackwardEntry bwd_latent_head_instance() {
+  static_assert(kDimQk == 192 && kDimV == 128, "tiles and registers fit these heads only");
+  using Config = BwdLatentHeadConfig<T, ScoreMod>;
+  return bwd_instance_of<Config>(kDimQk, kDimV, Config::kStages);
+}
+
+template <class T, int kDimQk, int kDimV, class ScoreMod>
 constexpr BackwardEntry bwd_large_head_instance() {
   using Config = BwdLargeHeadConfig<T, kDimQk, kDimV, ScoreMod>;
   return bwd_instance_of<Config>(kDimQk, kDimV, Config::kDoStages);

@@ -15,7 +15,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using typename Base::QState, typename Base::DsState;
   using typename Base::SAccum, typename Base::PFragment;
   using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
-  static constexpr int kDim = Config::kDim;
+  static constexpr int kDim = Config::kDimQk;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:

@@ -65,7 +65,12 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
   for (int n = 0; n < kQuads; ++n) {
     const uint32_t upper = ptx::pack<T>(quads[n].x * problem.scale, quads[n].y * problem.scale);
     const uint32_t lower = ptx::pack<T>(quads[n].z * problem.scale, quads[n].w * problem.scale);
-    if constexpr (Config::kConsumersComputeDq) {  // dQ^T: columns 8 apart, of two queries
+    if constexpr (Config::kSplitsKPanel) {  // 64 columns of panel 0 or 2, 32 of panel 1
+      const int first = n < 8 ? warpgroup * 128 : 64 + warpgroup * 32;
+      T* to = rows + row * kPitch + first + n % 8 * 8 + column;
+      *reinterpret_cast<uint32_t*>(to) = upper;
+      *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
+    } else if constexpr (Config::kConsumersComputeDq) {  // dQ^T: columns 8 apart, of two queries
       uint16_t* to =
           reinterpret_cast<uint16_t*>(rows + (8 * n + column) * kPitch) + warpgroup * 64 + row;
       to[0] = static_cast<uint16_t>(upper);

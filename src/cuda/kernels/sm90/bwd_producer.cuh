@@ -376,20 +376,20 @@ class BwdProducer {
   __device__ __forceinline__ void load_k(const volatile BwdWorkTile<Config>& work_tile) const {
     storage_.k_empty.wait_before({work_tile.kv_index});
     const uint32_t full = storage_.q.full_barrier({iter_}).address();
-    load_kv_tile<Config::kPanelsQk>(params_.k, k_address<Config>(shared_, work_tile), full,
-                                    work_tile, work_tile.key, 0);
+    load_kv_tile<Config::kPanelsQk, true>(params_.k, k_address<Config>(shared_, work_tile), full,
+                                          work_tile, work_tile.key, 0);
     if constexpr (Config::kTwoCta) {
       load_kv_tile<kPeerKPanels>(params_.k, shared_ + Config::kPeerK, full, work_tile,
                                  work_tile.key ^ kTileKv, cta_rank<Config>() * (kPeerKPanels * 64));
     }
   }
 
-  template <int kPanels>
+  template <int kPanels, bool kInSlots = false>
   __device__ __forceinline__ void load_kv_tile(const CUtensorMap& map, uint32_t to, uint32_t full,
                                                const volatile BwdWorkTile<Config>& work_tile,
                                                int32_t key, int32_t column) const {
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
-    load_panels<kTileKv, kPanels>(
+    load_panels<kTileKv, kPanels, false, kInSlots>(
         map, to, full,
         {column, work_tile.offset_kv + key, work_tile.kv_head, varlen ? 0 : work_tile.b},
         ptx::kEvictFirst);
@@ -419,12 +419,13 @@ class BwdProducer {
                    full);
   }
 
-  template <int kRows, int kPanels, bool kMulticast = false>
+  // kInSlots: see k_slot().
+  template <int kRows, int kPanels, bool kMulticast = false, bool kInSlots = false>
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
                                               ptx::TmaCoord at, uint64_t policy) const {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
-      const uint32_t panel = to + p * kRows * 128;
+      const uint32_t panel = to + (kInSlots ? k_slot<Config>(p) : p) * kRows * 128;
       const ptx::TmaCoord box{at.column + p * 64, at.row, at.head, at.batch};
       if constexpr (kMulticast) {
         ptx::tma_load_multicast(panel, &map, full, box, policy, 3);

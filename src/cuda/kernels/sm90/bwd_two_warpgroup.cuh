@@ -1,11 +1,13 @@
-// Mainloop of the two consumer warpgroups of the Hopper backward kernel for long Q: 64 keys each.
-// Each also computes half of the columns of dQ over all keys, transposed: dQ^T = K^T dS^T.
+// Mainloop of the two consumer warpgroups of the Hopper backward kernels without a dQ warpgroup: 64
+// keys each. Each also computes half of the columns of dQ over all keys: for long Q transposed,
+// dQ^T = K^T dS^T; for heads of 192 and 128, where half of the columns are 96, dQ = dS K.
 //
-// Without a dQ warpgroup each has registers for Q tiles of 80, and a WGMMA with N = 80 reads less
-// shared memory per query than one with N = 64. The order of the WGMMAs is the best of ten that
-// were measured (H200): one consumer's exponentials overlap the other's WGMMAs; overlapping its
-// own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S before dQ 5 %. dQ of a Q tile is
-// computed one tile later, when the other consumer's dS has arrived for sure.
+// Without a dQ warpgroup each has registers for dK of 192 columns, or for Q tiles of 80: a WGMMA
+// with N = 80 reads less shared memory per query than one with N = 64. The order of the WGMMAs is
+// the best of ten that were measured for long Q (H200): one consumer's exponentials overlap the
+// other's WGMMAs; overlapping its own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S
+// before dQ 5 %. dQ of a Q tile is computed one tile later, when the other consumer's dS has
+// arrived for sure.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
@@ -22,7 +24,10 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
   using Base::storage_, Base::shared_, Base::consumer_, Base::work_tile, Base::leader;
   using typename Base::QState, typename Base::DsState;
   using typename Base::SAccum, typename Base::PFragment;
-  static constexpr int kDim = Config::kDim;
+  static constexpr int kDimQk = Config::kDimQk;
+  // dQ of this consumer's columns is computed as dQ^T, or as dQ where they are no whole WGMMAs.
+  static constexpr bool kTransposed = !Config::kSplitsKPanel;
+  using DqAccum = float[kTileQ * kDimQk / 256];
 
  public:
   __device__ __forceinline__ BwdTwoWarpgroupMainloop(const BackwardParams& params, uint32_t shared,
@@ -59,16 +64,24 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
       }
     }
     const DsState last{q_state_.count - 1};
-    start_dq_gemm(x, last);
-    ptx::wgmma_wait<0>();
-    ptx::reg_fence(x);
-    store_dq(x, last);
+    const auto finish_dq = [&](DqAccum& dq) {
+      start_dq_gemm(dq, last);
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(dq);
+      store_dq(dq, last, [] {});
+    };
+    if constexpr (kTransposed) {
+      finish_dq(x);
+    } else {
+      DqAccum dq;
+      finish_dq(dq);
+    }
   }
 
   // Issues S of the Q tile at q_state_. If `valid` is false, nothing uses the result.
   __device__ __forceinline__ void start_s_gemm(SAccum& s, bool valid) const {
     storage_.q.consumer_wait_if(valid, q_state_);
-    this->template gemm_ss<kDim>(s, k(), valid ? this->q(q_state_) : k());
+    this->template gemm_ss<kDimQk, true>(s, k(), valid ? this->q(q_state_) : k());
   }
 
   // One Q tile: from S to dS, dV and dK; then issues S of the next. kWithDq: also computes dQ of
@@ -86,7 +99,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
                                            at.stage(), q_state_.count, range);
     ptx::reg_fence(p);
     storage_.dout.consumer_wait(q_state_);
-    this->template gemm_ss<kDim>(x, this->v(), this->dout(at));
+    this->template gemm_ss<Config::kDimV>(x, v(), this->dout(at));
     this->gemm_rs(dkdv_.dv, p, this->dout(at));
     storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
@@ -98,33 +111,56 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     ptx::reg_fence(dkdv_.dv);
     this->release_dout(at);
     this->gemm_rs(dkdv_.dk, ds, this->q(at));
-    SAccum dq;
+    DqAccum dq;
+    if constexpr (!kTransposed) {  // registers do not hold dQ beside dS
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(dkdv_.dk);
+    }
     if constexpr (kWithDq) start_dq_gemm(dq, last);
     ptx::wgmma_wait<kWithDq>();
     ptx::reg_fence(dkdv_.dk);
     if (leader()) storage_.q.consumer_release(at);
     q_state_.advance();
-    start_s_gemm(x, q_state_.count != work_tile().iter_end);
-    this->advance(q_coord, kind, q_state_.count);
+    const auto start_next = [&] {
+      start_s_gemm(x, q_state_.count != work_tile().iter_end);
+      this->advance(q_coord, kind, q_state_.count);
+    };
+    // Registers hold S beside a part of dQ^T or of dQ.
+    if constexpr (kTransposed || !kWithDq) start_next();
     if constexpr (kWithDq) {
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<kTransposed>();
       ptx::reg_fence(dq);
-      store_dq(dq, last);
+      store_dq(dq, last, start_next);
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
   }
 
-  // Passes dQ of a Q tile to its reducer.
-  __device__ __forceinline__ void store_dq(const SAccum& dq, DsState at) const {
+  // Passes dQ of a Q tile to its reducer. start_next(): what is issued before the last stage is
+  // stored, unless dQ is transposed.
+  template <class StartNext>
+  __device__ __forceinline__ void store_dq(const DqAccum& dq, DsState at,
+                                           StartNext start_next) const {
     if (leader()) storage_.ds.consumer_release(at);
-    storage_.dq.producer_acquire(consumer_, at.count);
-    store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
+    if constexpr (kTransposed) {
+      storage_.dq.producer_acquire(consumer_, at.count);
+      store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
+    } else {
+#pragma unroll
+      for (int stage = 0; stage < Config::kDqStages; ++stage) {
+        if (stage == Config::kDqStages - 1) start_next();
+        // The other consumer's fill before this one: consumer 0 comes first.
+        storage_.dq.producer_acquire(stage, at.count + consumer_, consumer_ ^ 1);
+        store_dq_to_smem<Config>(dq, stage * (Config::kDqStageBytes / 512), storage_, shared_,
+                                 at.count & 1, stage);
+      }
+    }
   }
 
-  // Issues dQ^T = K^T dS^T of a Q tile, for this consumer's columns.
-  __device__ __forceinline__ void start_dq_gemm(SAccum& dq, DsState at) const {
+  // Issues dQ^T = K^T dS^T of a Q tile, or dQ = dS K, for this consumer's columns.
+  __device__ __forceinline__ void start_dq_gemm(DqAccum& dq, DsState at) const {
     storage_.ds.consumer_wait(at);
+    if constexpr (!kTransposed) return start_dq_rows_gemm(dq, at);
     const ptx::SmemDescriptor columns =
         ptx::SmemDescriptor::at(shared_ + consumer_ * kTileKv * 128, 0);
     const ptx::SmemDescriptor scores =
@@ -138,9 +174,33 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     ptx::wgmma_commit();
   }
 
-  // This warpgroup's rows of K.
+  // Issues dQ = dS K for 96 columns: those of panel 0 or 2 of K and of half of panel 1.
+  __device__ __forceinline__ void start_dq_rows_gemm(DqAccum& dq, DsState at) const {
+    constexpr uint32_t kPanel = kTileKv * 128;
+    const uint32_t first = consumer_ * (k_slot<Config>(2) * kPanel);
+    const ptx::SmemDescriptor columns = ptx::SmemDescriptor::at(
+        shared() + first, k_slot<Config>(1) * kPanel + consumer_ * 64 - first);
+    const ptx::SmemDescriptor scores =
+        ptx::SmemDescriptor::at(shared() + Config::kDs + at.stage() * Config::kDsBytes, 0);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kTileKv / 16; ++n) {
+      ptx::wgmma_ss<T, 0, 1>(dq, scores.advance(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
+                             columns.advance(n * 2048).descriptor(), n > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // This warpgroup's rows of K and V.
   __device__ __forceinline__ ptx::SmemDescriptor k() const {
-    return ptx::SmemDescriptor::at(shared_ + consumer_ * 64 * 128, 0);
+    return ptx::SmemDescriptor::at(shared() + consumer_ * 64 * 128, 0);
+  }
+  __device__ __forceinline__ ptx::SmemDescriptor v() const {
+    return ptx::SmemDescriptor::at(shared() + Config::kV + consumer_ * 64 * 128, 0);
+  }
+  // Registers do not hold descriptors of all steps along k.
+  __device__ __forceinline__ uint32_t shared() const {
+    return kTransposed ? shared_ : no_hoist(shared_);
   }
 
   BwdScoreMod<Config> score_mod_;

@@ -182,7 +182,8 @@ class BwdWarpgroupBase {
   }
   __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int mma_n = 0) const {
     // Small heads have as many stages of dO as of Q: one address serves both.
-    if constexpr (!Config::kSplitRoles) return q(at, mma_n).advance(Config::kDo - Config::kQ);
+    if constexpr (!Config::kSplitRoles && Config::kQBytes == Config::kDoBytes)
+      return q(at, mma_n).advance(Config::kDo - Config::kQ);
     return ptx::SmemDescriptor::at(dout_address(at), 0);
   }
 
@@ -191,14 +192,15 @@ class BwdWarpgroupBase {
     return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
   }
 
-  // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T or dP^T = V dO^T.
-  template <int kWidth>
+  // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T (kIsS) or dP^T = V dO^T.
+  template <int kWidth, bool kIsS = false>
   __device__ __forceinline__ void gemm_ss(SAccum& x, ptx::SmemDescriptor keys,
                                           ptx::SmemDescriptor rows) const {
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n) {
-      ptx::wgmma_ss<T, 0, 0>(x, keys.advance(n / 4 * kTileKv * 128 + n % 4 * 32).descriptor(),
+      const int panel = kIsS ? k_slot<Config>(n / 4) : n / 4;
+      ptx::wgmma_ss<T, 0, 0>(x, keys.advance(panel * kTileKv * 128 + n % 4 * 32).descriptor(),
                              rows.advance(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(), n > 0);
     }
     ptx::wgmma_commit();
@@ -273,7 +275,7 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ void zero_k_tail(QState at, uint32_t keys) const {
     if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
     storage_.q.consumer_wait(at);
-    clear_rows<Config::kPanels>(keys, kTileKv, work_tile().keys);
+    clear_rows<Config::kPanelsQk>(keys, kTileKv, work_tile().keys);
     fence_cleared_rows();
   }
 
@@ -289,8 +291,8 @@ class BwdWarpgroupBase {
     const int32_t first = work_tile().len.q - tile * kTileQ;
     storage_.q.consumer_wait(at);
     storage_.dout.consumer_wait(at);
-    clear_rows<Config::kPanels>(q_address(at), kTileQ, first);
-    clear_rows<Config::kPanels>(dout_address(at), kTileQ, first);
+    clear_rows<Config::kPanelsQk>(q_address(at), kTileQ, first);
+    clear_rows<Config::kPanelsV>(dout_address(at), kTileQ, first);
     fence_cleared_rows();
   }
 
