@@ -253,7 +253,7 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
     packing.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
-  // Those that pack take longer and begin first.
+  // The tasks of sequences that pack take longer and begin first.
   const int64_t packed = packing.tasks(), count = packed + direct.tasks();
   parallel_tasks(threads, count, (packed > 0 ? packing : direct).tasks_per_q_block(),
                  [&](int64_t task, int32_t thread) {

@@ -15,8 +15,8 @@ struct TileCost {
 };
 
 // The costs of the Hopper kernels, fitted to their times on an H100 for 64 to 16k queries and 4 to
-// 32,768 heads; of D = 128 a column of 64 and 128 rows to an H200, 4k to 17k queries of 11 to 64
-// heads.
+// 32,768 heads. D = 128: a column of 128 rows is fitted to an H200, 4k to 17k queries of 11 to 64
+// heads, and one of 64 rows is scaled with it.
 constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t ctas_per_sm) {
   if (ctas_per_sm > 1)
     return {rows, keys, dim_v == 64 ? 118 : 149, dim_v == 64 ? 20000 : 19000, ctas_per_sm};

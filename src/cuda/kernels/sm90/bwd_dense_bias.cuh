@@ -35,7 +35,7 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
         consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
     }
   };
-  // The same where they lie in a stage of dS, one barrier for all.
+  // As above, for a bias in a stage of dS: all consumers wait at one barrier.
   struct DsPanels {
     const BwdDenseBias& consumer;
     PipelineState<Config::kDsStages> state;

@@ -178,7 +178,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
-  // Of the bias, the gradient that this kernel adds up; large heads lack registers for it.
+  // The kernel adds up the gradient of the bias. Large heads lack registers for it.
   static constexpr bool kAddsDbias = Config::kHasDenseBias && !Config::kSplitRoles;
 
   // Whether the peer's part of a stage of dS holds a bias before the peer's dS.

@@ -20,7 +20,7 @@ class BwdWarpgroupBase {
                                                         int32_t consumer) {
     return shared + Config::kBias + (consumer * Config::kBiasStages + at.stage()) * kBiasPanelBytes;
   }
-  // The same in a stage of dS, see kBiasInDs.
+  // As above, for a bias in a stage of dS (kBiasInDs).
   static __device__ __forceinline__ uint32_t ds_bias_panel(uint32_t shared,
                                                            PipelineState<Config::kDsStages> at,
                                                            int32_t panel) {
