@@ -14,7 +14,9 @@ class ForwardBlock {
       : block_(block),
         scratch_(block.problem, block.tiling(), scratch),
         softmax_(block, scratch_),
-        kv_(block, scratch_, softmax_) {}
+        kv_(block, scratch_, softmax_) {
+    if (block.direct) *scratch_.kept = {};
+  }
 
   // next: the block that this thread will probably compute then, or NULL.
   void run(const QBlock* next) {
@@ -39,6 +41,9 @@ class ForwardBlock {
       }
       if (after >= block_.keys.end && next) {
         next->plan_prefetch(next->queries, next->keys.begin, softmax_.prefetch);
+        // The tile that this block reads now is near.
+        const bool same = next->b == block_.b && next->kv_head == block_.kv_head;
+        if (same && next->keys.begin >= first) softmax_.prefetch[1] = softmax_.prefetch[2] = {};
       }
       add_tile(intersect({first, after}, {block_.split_begin, block_.keys.end}));
     }

@@ -98,12 +98,26 @@ class PackedKv {
     const int64_t shared = block_.shared_tile(kv_tile_.begin);
     scratch_.use_tile(shared < 0 ? own_tile_ : block_.packed_tile(shared));
     if (shared < 0) {
-      finite_ = pack_tile(kv_tile_);
+      if (!is_kept()) {
+        *scratch_.kept = {block_.b, block_.kv_head, kv_tile_, pack_tile(kv_tile_)};
+      }
+      finite_ = scratch_.kept->finite;
       return;
     }
     const Interval whole{kv_tile_.begin, kv_tile_.begin + scratch_.tile_kv};
     finite_ = pack_once(block_.job.shared.states + shared,
                         [&] { return pack_tile(intersect(whole, {0, block_.sequence.len.kv})); });
+  }
+
+  // Whether the thread's last Q block has left this tile behind. Keys past its end may be packed as
+  // well: no row sees them, unless a word of V holds one of them or they are no finite values.
+  bool is_kept() const {
+    const KeptKvTile& kept = *scratch_.kept;
+    if (kept.b != block_.b || kept.kv_head != block_.kv_head) return false;
+    if (kept.keys.begin != kv_tile_.begin || kept.keys.end < kv_tile_.end) return false;
+    if (kept.keys.end == kv_tile_.end) return true;
+    const bool whole_words = (kv_tile_.end - kv_tile_.begin) % kWordElements<kCompute> == 0;
+    return kept.finite && whole_words && !scratch_.amx_mainloop;
   }
 
   // Returns whether all values are finite.

@@ -34,6 +34,7 @@ constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 
 template <Compute kCompute>
 struct ForwardScratch {
+  KeptKvTile* kept;          // says what k and v hold
   int32_t k_words, q_words;  // of a row of K and Q; of Q rounded up to vectors
   int32_t v_columns;         // of a row of V and O, rounded up to vectors
   int32_t tile_kv;
@@ -64,6 +65,7 @@ struct ForwardScratch {
     v_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
     BumpAllocator memory(base);
     const int64_t rows = tiling.q_block_rows, tile_q = tiling.tile_q;
+    kept = memory.take<KeptKvTile>(1);
     q = memory.take<uint32_t>(rows * q_words);
     const int64_t before = memory.bytes();
     k = memory.take<uint32_t>(tile_kv / kColumns * k_panel);

@@ -58,6 +58,14 @@ struct ForwardWorkTile {
   Interval kv_heads;
 };
 
+// The KV tile that a thread has packed last: the thread's next Q block may read it as well. It lies
+// at the start of the thread's scratch memory and is empty when a call begins.
+struct KeptKvTile {
+  int32_t b, kv_head;
+  Interval keys;  // {0, 0}: there is none
+  bool finite;    // all values are
+};
+
 // Packed KV tiles that several Q blocks read: the first block that needs a tile packs it.
 struct SharedKvTiles {
   int32_t* states;  // of each, see below

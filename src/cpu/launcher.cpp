@@ -253,6 +253,10 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
     packing.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
+  for (int32_t n = 0; n < threads.max; ++n) {
+    char* scratch = w.scratch + n * forward_scratch_;
+    *BumpAllocator(scratch).take<KeptKvTile>(1) = {};
+  }
   // The tasks of sequences that pack take longer and begin first.
   const int64_t packed = packing.tasks(), count = packed + direct.tasks();
   parallel_tasks(threads, count, (packed > 0 ? packing : direct).tasks_per_q_block(),
