@@ -54,7 +54,8 @@ FLASHATTN_HD int32_t backward_kv_tiles(const Tiling& tiling, const Problem& prob
 
 // The coordinates of a task of the forward pass.
 struct ForwardWorkTile {
-  int32_t q_block, split, b, head_block;
+  Interval queries;  // of the longest sequence; shorter ones have fewer
+  int32_t split, b, head_block;
   Interval kv_heads;
 };
 
@@ -90,6 +91,11 @@ struct ForwardJob {
   int32_t head_blocks;    // of a KV head's group
   int32_t kv_heads;       // KV heads of a task: > 1 only if `direct`, whose keys are read together
   int32_t q_blocks;
+  // The last tasks are cut into parts, so that the threads end together: as many tasks as there are
+  // threads, or all. 0: none is.
+  int32_t cut_tasks;
+  int32_t parts;         // of such a task
+  int32_t part_queries;  // of a part, but for the last
   SplitRule split_rule;
   int32_t splits;  // the most of any of these sequences
   int32_t threads;
@@ -115,15 +121,36 @@ struct ForwardJob {
   FLASHATTN_HD int64_t tasks_per_q_block() const {
     return static_cast<int64_t>(splits) * args->shape.batch * head_tasks();
   }
-  FLASHATTN_HD int64_t tasks() const { return seqlen_q > 0 ? q_blocks * tasks_per_q_block() : 0; }
+  // The number of tasks if no two of them read the same keys.
+  FLASHATTN_HD int64_t key_ranges() const {
+    return int64_t{splits} * args->shape.batch * problem->heads_kv;
+  }
+  // The number of tasks before some are cut.
+  FLASHATTN_HD int64_t whole_tasks() const {
+    return seqlen_q > 0 ? q_blocks * tasks_per_q_block() : 0;
+  }
+  FLASHATTN_HD int64_t tasks() const { return whole_tasks() + int64_t{cut_tasks} * (parts - 1); }
   FLASHATTN_HD ForwardWorkTile work_tile(int64_t task) const {
-    // Late queries first: under a causal mask they take longest.
+    // Late queries first: under a causal mask they take longest. First comes the last part of every
+    // task that is cut, then the part before it: parts of a task stay with one thread.
+    const int64_t cut = task - (whole_tasks() - cut_tasks);
+    int32_t part = 0;
+    if (cut >= 0) {
+      part = parts - 1 - static_cast<int32_t>(cut / cut_tasks);
+      task += cut % cut_tasks - cut;
+    }
     const int64_t each = head_tasks(), batch = args->shape.batch;
+    const int64_t q_block = q_blocks - 1 - task / (each * batch * splits);
+    const int64_t begin = q_block * block_queries + int64_t{part} * part_queries;
+    const int64_t end = (q_block + 1) * block_queries;
+    const int64_t part_end = begin + part_queries;
     const int32_t head = static_cast<int32_t>(task % each);
     const int32_t first = head / head_blocks * kv_heads;
-    return {q_blocks - 1 - static_cast<int32_t>(task / (each * batch * splits)),
+    return {{clamp_index(begin, seqlen_q),
+             clamp_index(cut >= 0 && part_end < end ? part_end : end, seqlen_q)},
             static_cast<int32_t>(task / (each * batch) % splits),
-            static_cast<int32_t>(task / each % batch), head % head_blocks,
+            static_cast<int32_t>(task / each % batch),
+            head % head_blocks,
             Interval{first, clamp_index(first + kv_heads, problem->heads_kv)}};
   }
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/os.h"
 #include "cpu/device.h"
+#include "cpu/forward_schedule.h"
 #include "cpu/parallel.h"
 
 namespace flashattn::cpu {
@@ -94,7 +95,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
   }
   // Only where there is more than one Q block.
   if (shared_tile_bytes_ > 0 &&
-      int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > min_block_rows()) {
+      int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > min_block_rows(forward_tiling_)) {
     const int64_t tiles =
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
     w.shared.tile_bytes = shared_tile_bytes_;
@@ -156,60 +157,6 @@ static double forward_work(const Problem& problem, const Shape& shape) {
          (problem.dim_qk + problem.dim_v);
 }
 
-// Whether the heads of a token lie side by side, and no block mask tells them apart.
-static bool reads_heads_together(const ForwardJob& job) {
-  const Inputs& in = job.args->inputs;
-  return job.direct && !job.problem->has_mask(FLASHATTN_MASK_BLOCKS) &&
-         in.k.stride_head < in.k.stride_seq && in.v.stride_head < in.v.stride_seq;
-}
-
-// Chooses Q blocks: large enough to share packed keys, small enough to occupy all threads.
-void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
-  const int32_t seqlen_q = job->seqlen_q;
-  const int32_t group = problem_.q_heads_per_kv_head(), tile = job->tiling.tile_q,
-                fewest_rows = min_block_rows();
-  job->kv_heads = 1;
-  for (int32_t rows = job->tiling.q_block_rows;;
-       rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
-    job->block_queries = std::min(seqlen_q, rows);
-    // Block masks may differ between heads.
-    const int32_t fitting =
-        problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->block_queries;
-    job->block_heads = std::min(group, std::max(fitting, 1));
-    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->block_heads));
-    job->q_blocks = static_cast<int32_t>(ceil_div(seqlen_q, job->block_queries));
-    if (rows == fewest_rows || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
-  }
-  if (reads_heads_together(*job)) {
-    for (int32_t heads = std::min(kDirectRows / (group * seqlen_q), problem_.heads_kv); heads > 1;
-         heads /= 2) {
-      job->kv_heads = heads;
-      if (job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
-      job->kv_heads = 1;
-    }
-  }
-  if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == seqlen_q) return;
-  // All Q blocks take equally long. Their number is the one that occupies all threads to the end
-  // and no larger, because each block packs the keys, or reads them again where they are shared.
-  const int32_t packing =
-      shared_tile_bytes_ > 0 ? 4 : 12;  // of a KV tile takes as long as the work of so many rows
-  const int64_t others = job->tasks() / job->q_blocks;
-  int64_t least = INT64_MAX;
-  const auto consider = [&](int32_t rows) {
-    const int64_t blocks = ceil_div(seqlen_q, rows);
-    // Threads are not equally fast: the end waits for part of the slowest thread's block.
-    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
-    if (cost >= least) return;
-    least = cost;
-    job->block_queries = rows;
-    job->q_blocks = static_cast<int32_t>(blocks);
-  };
-  const int32_t fewest = job->block_queries;
-  consider(fewest);
-  const int32_t most = std::min(job->tiling.q_block_rows, seqlen_q);
-  for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
-}
-
 // Writes zeros to an array (batch, heads), if there is one.
 static void clear_heads(const flashattn_tensor& array, int32_t batch, int32_t heads) {
   for (int32_t b = 0; array.data && b < batch; ++b) {
@@ -247,9 +194,9 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   }
   clear_heads(args.amax_o, shape.batch, problem_.heads_q);
   for (ForwardJob* job : {&packing, &direct}) {
-    if (job->seqlen_q > 0) choose_q_blocks(job);
+    if (job->seqlen_q > 0) choose_q_blocks(shared_tile_bytes_ > 0, job);
   }
-  if (packing.q_blocks * packing.head_blocks > 1 && w.shared.count > 0) {
+  if (packing.tasks() > packing.key_ranges() && w.shared.count > 0) {
     packing.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }

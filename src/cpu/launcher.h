@@ -36,8 +36,6 @@ class CpuLauncher final : public Launcher {
 
   ForwardWorkspace forward_workspace(const Shape& shape, char* base) const;
   BackwardWorkspace backward_workspace(const Shape& shape, char* base) const;
-  int32_t min_block_rows() const { return 2 * forward_tiling_.tile_q; }
-  void choose_q_blocks(ForwardJob* job) const;
   void merge_splits(const ForwardJob& job, const Executor& on) const;
 
   const Problem problem_;

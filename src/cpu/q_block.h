@@ -43,8 +43,7 @@ struct QBlock {
         splits(split_count(its_job.split_rule, sequence.len)),
         direct(is_direct(problem, sequence.len)) {
     const Lengths len = sequence.len;
-    queries.begin = clamp_index(static_cast<int64_t>(tile.q_block) * job.block_queries, len.q);
-    queries.end = clamp_index(queries.begin + static_cast<int64_t>(job.block_queries), len.q);
+    queries = {clamp_index(tile.queries.begin, len.q), clamp_index(tile.queries.end, len.q)};
     const int32_t group = problem.q_heads_per_kv_head();
     first_head = kv_head * group + tile.head_block * job.block_heads;
     const int32_t left = group - tile.head_block * job.block_heads;
