@@ -66,9 +66,85 @@ void test_workspace(const Problem& p) {
   }
 }
 
+// The kernels that pack heads: of each plan two, the larger for more rows. CTAs of a
+// multiprocessor: of each, as registers and shared memory may have it.
+struct PackedPlan {
+  int32_t multiprocessors, tile_kv, small_ctas, large_ctas;
+};
+
+PackedTile packed_tile(const PackedPlan& plan, int32_t log2_group, bool large) {
+  const int64_t ctas = large ? plan.large_ctas : plan.small_ctas;
+  return {log2_group, large ? 128 : 64, plan.tile_kv, ctas * plan.multiprocessors,
+          plan.multiprocessors};
+}
+
+// Partial rows of a call, by the kernel that takes it.
+int64_t packed_rows_used(const Problem& p, const PackedPlan& plan, int32_t log2_group,
+                         const Shape& shape) {
+  const bool large = int64_t{shape.seqlen_q} << log2_group > 64;
+  const SplitRule rule = packed_tile(plan, log2_group, large).split_rule(p, shape);
+  const int32_t splits = max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv});
+  const int64_t queries = std::min(shape.seqlen_q, rule.max_queries);
+  return splits > 1 ? int64_t{splits} * shape.batch * p.heads_q * queries : 0;
+}
+
+void test_packed_workspace(Problem p, const PackedPlan& plan, int32_t group) {
+  constexpr int32_t kPackedQueries[] = {1, 2, 9, 17, 33, 64, 65, 300, 1024, 4096};
+  constexpr int32_t kPackedBatches[] = {1, 2, 5, 40};
+  int32_t log2_group = 0;
+  while (1 << log2_group < group) ++log2_group;
+  p.heads_q = p.heads_kv * group;
+  for (const int32_t batch : kPackedBatches) {
+    for (const int32_t queries : kPackedQueries) {
+      for (const int32_t keys : kKeys) {
+        const Shape shape{batch, queries, keys, 0, 0};
+        const int64_t used = packed_rows_used(p, plan, log2_group, shape);
+        // The workspace of every shape that is at least as large holds them.
+        for (const int32_t more : {1, 2, 7}) {
+          for (const Shape& larger :
+               {shape, Shape{batch * more, queries, keys, 0, 0},
+                Shape{batch, queries * more, keys, 0, 0}, Shape{batch, queries, keys * more, 0, 0},
+                Shape{batch * more, queries * more, keys * more, 0, 0}}) {
+            const int64_t held = packed_tile(plan, log2_group, true).partial_rows(p, larger);
+            CHECK(used <= held);
+            if (used <= held) continue;
+            printf(
+                "%d multiprocessors, tile_kv %d, CTAs %d %d, %d x %d heads, dim_v %d: %d, %d, "
+                "%d\n",
+                plan.multiprocessors, plan.tile_kv, plan.small_ctas, plan.large_ctas, p.heads_kv,
+                group, p.dim_v, batch, queries, keys);
+          }
+        }
+      }
+    }
+  }
+}
+
+void test_packed_heads() {
+  for (const int32_t multiprocessors : {132, 108, 78}) {
+    for (const PackedPlan& plan :
+         {PackedPlan{multiprocessors, 128, 1, 1}, PackedPlan{multiprocessors, 128, 2, 1},
+          PackedPlan{multiprocessors, 64, 1, 1}}) {
+      for (const int32_t dim_v : {8, 128}) {
+        for (const int32_t group : {1, 3, 8, 64}) {
+          for (const int32_t heads : {1, 8}) {
+            Problem p = problem_of(1, 0, 0, 0);
+            p.heads_kv = heads;
+            p.dim_v = dim_v;
+            test_packed_workspace(p, plan, group);
+            p.layout = FLASHATTN_LAYOUT_PAGED_KV;
+            test_packed_workspace(p, plan, group);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  test_packed_heads();
   for (const int32_t heads : {1, 20, 128}) {
     for (const uint32_t layout : {0u, static_cast<uint32_t>(FLASHATTN_LAYOUT_PAGED_KV)}) {
       test_workspace(problem_of(heads, layout, 0, 0));

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "cuda/host/schedule/split_kv.h"
 #include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda::sm90 {
@@ -86,39 +85,30 @@ const NamedKernel& PackedForwardKernels::choose(const Shape& shape) const {
   return kernels_.back();
 }
 
+PackedTile PackedForwardKernels::packed_tile(const ReadyKernel<ForwardEntry>& kernel) const {
+  return {log2_group_, kernel.entry->tile_q, kernel.entry->tile_kv, kernel.resident,
+          multiprocessors_};
+}
+
 PackedHeads PackedForwardKernels::grid(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape,
                                        L2Swizzle* swizzle) const {
-  const ForwardEntry& entry = *kernel.entry;
+  const PackedTile tile = packed_tile(kernel);
   PackedHeads p{};
   p.log2_group = log2_group_;
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-  const int64_t row_tiles = std::max<int64_t>(ceil_div(rows(shape), entry.tile_q), 1);
-  // A key takes half as long, and a row of partial results dim_v / 512 as long, as in latent
-  // attention, for which whole_wave_splits() counts.
-  const int64_t merged =
-      static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q * problem_.dim_v / 512;
-  // partial_rows() counts on so many keys of a split.
-  const int32_t least_keys = std::max(entry.tile_kv, 2 * kSplitStep);
-  const int64_t splits =
-      whole_wave_splits(std::max<int64_t>(heads * row_tiles, 1), ceil_div(shape.seqlen_kv, 2),
-                        merged, kernel.resident, least_keys / 2);
-  p.split = split_rule(problem_, shape, splits, entry.tile_kv,
-                       may_be_uneven(problem_, shape, multiprocessors_));
+  p.split = tile.split_rule(problem_, shape);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   p.by_splits = FastDivmod::of(p.max_splits);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  *swizzle = L2Swizzle::of(heads, row_tiles * p.max_splits,
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+  *swizzle = L2Swizzle::of(heads, tile.row_tiles(shape) * p.max_splits,
                            l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1));
   return p;
 }
 
 int64_t PackedForwardKernels::workspace(const Shape& shape) const {
-  L2Swizzle swizzle;
-  const ReadyKernel<ForwardEntry>& largest = kernels_.back().kernel;
-  const int64_t rows = partial_rows(problem_, shape, grid(largest, shape, &swizzle).split,
-                                    kMostWaves * largest.resident * largest.entry->tile_q);
+  const int64_t rows = packed_tile(kernels_.back().kernel).partial_rows(problem_, shape);
   WorkspaceAllocator memory(nullptr);
   memory.take<TileCounter>(1);
   memory.take<float>(rows * (problem_.dim_v + 2));
@@ -129,9 +119,8 @@ std::string PackedForwardKernels::describe(const Shape& shape,
                                            flashattn_plan_properties* properties) const {
   const NamedKernel& named = choose(shape);
   describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
-  L2Swizzle swizzle;
-  properties->splits =
-      split_count(grid(named.kernel, shape, &swizzle).split, {shape.seqlen_q, shape.seqlen_kv});
+  properties->splits = split_count(packed_tile(named.kernel).split_rule(problem_, shape),
+                                   {shape.seqlen_q, shape.seqlen_kv});
   return "; the query heads of a KV head share tiles";
 }
 

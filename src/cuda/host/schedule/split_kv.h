@@ -100,4 +100,37 @@ inline int64_t partial_rows(const Problem& problem, const Shape& shape, const Sp
   return std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep));
 }
 
+// A kernel whose Q tiles hold the queries of all query heads of a KV head, whose number is rounded
+// up to a power of two.
+struct PackedTile {
+  int32_t log2_group, tile_q, tile_kv;
+  int64_t resident;  // CTAs that run at once
+  int32_t multiprocessors;
+
+  // Q tiles of a KV head of a sequence.
+  constexpr int64_t row_tiles(const Shape& shape) const {
+    return std::max<int64_t>(ceil_div(int64_t{shape.seqlen_q} << log2_group, tile_q), 1);
+  }
+
+  SplitRule split_rule(const Problem& problem, const Shape& shape) const {
+    const int64_t ctas = int64_t{shape.batch} * problem.heads_kv * row_tiles(shape);
+    // A key takes half as long, and a row of partial results dim_v / 512 as long, as in latent
+    // attention, for which whole_wave_splits() counts.
+    const int64_t merged =
+        static_cast<int64_t>(shape.batch) * problem.heads_q * shape.seqlen_q * problem.dim_v / 512;
+    // partial_rows() counts on so many keys of a split.
+    const int32_t least_keys = std::max(tile_kv, 2 * kSplitStep);
+    const int64_t splits = whole_wave_splits(
+        std::max<int64_t>(ctas, 1), ceil_div(shape.seqlen_kv, 2), merged, resident, least_keys / 2);
+    return flashattn::split_rule(problem, shape, splits, tile_kv,
+                                 may_be_uneven(problem, shape, multiprocessors));
+  }
+
+  // partial_rows() if this is the largest of a plan's kernels.
+  int64_t partial_rows(const Problem& problem, const Shape& shape) const {
+    return flashattn::partial_rows(problem, shape, split_rule(problem, shape),
+                                   kMostWaves * resident * tile_q);
+  }
+};
+
 }  // namespace flashattn
