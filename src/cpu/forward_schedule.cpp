@@ -39,16 +39,21 @@ double cost(const ForwardJob& job, bool shares_tiles) {
     if (threads % heads == 0) packs = std::min(threads, tasks);
     if (heads % threads == 0) packs = whole;
   }
-  // The tasks that do not fill all threads are cut, like those before them.
-  const double rows = static_cast<double>(job.seqlen_q) / job.q_blocks;
-  const int32_t parts = std::max(job.parts, 1);
+  // Where each thread has whole heads, it has as many short Q blocks as others. Tasks that do not
+  // fill all threads are cut, like as many before them.
+  const int64_t waves = whole / threads, rest = whole % threads;
+  const bool cut = job.parts > 1;
+  const int32_t last = cut ? job.part_queries : job.block_queries;
   const double work =
-      static_cast<double>(whole / threads) * rows +
-      static_cast<double>(ceil_div(whole % threads * parts, threads)) * rows / parts;
-  // Threads are not equally fast: the end waits for part of the slowest thread's last task.
-  const int32_t last = parts > 1 ? job.part_queries : job.block_queries;
-  return work + static_cast<double>(ceil_div(packs, threads)) * packing +
-         static_cast<double>(ceil_div(tasks, threads)) + (threads > 1 ? last / 4.0 : 0.0);
+      heads % threads == 0
+          ? static_cast<double>(waves) * job.seqlen_q / job.q_blocks
+          : static_cast<double>(waves * job.block_queries +
+                                ceil_div(rest * (cut ? job.parts : 1), threads) * last);
+  // Threads are not equally fast: the end waits for part of the slowest thread's last task, or of
+  // its work.
+  const double end = threads > 1 ? std::min(last / 4.0, work / 8) : 0.0;
+  return work + end + static_cast<double>(ceil_div(packs, threads)) * packing +
+         static_cast<double>(ceil_div(tasks, threads));
 }
 
 }  // namespace
@@ -87,6 +92,7 @@ void choose_q_blocks(bool shares_tiles, ForwardJob* job) {
   const auto consider = [&](int32_t rows) {
     for (const int32_t parts : {1, 2, 4, 8}) {
       set_blocks(rows, parts, job);
+      if (parts > 1 && job->parts <= parts / 2) break;  // parts are as small as they may be
       const double found = cost(*job, shares_tiles);
       if (best_rows > 0 && found >= least) continue;
       least = found;
