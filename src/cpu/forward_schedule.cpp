@@ -62,7 +62,7 @@ void choose_q_blocks(bool shares_tiles, ForwardJob* job) {
   const Problem& problem = *job->problem;
   const int32_t seqlen_q = job->seqlen_q, group = problem.q_heads_per_kv_head(),
                 tile = job->tiling.tile_q, fewest_rows = min_block_rows(job->tiling);
-  const int64_t wanted = job->threads > 1 ? 4 * int64_t{job->threads} : 1;
+  const int64_t wanted = 4 * int64_t{job->threads};
   job->kv_heads = 1;
   for (int32_t rows = job->tiling.q_block_rows;;
        rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
@@ -82,9 +82,11 @@ void choose_q_blocks(bool shares_tiles, ForwardJob* job) {
       job->kv_heads = 1;
     }
   }
-  if (job->block_heads > 1 || job->threads == 1) return;
+  if (job->block_heads > 1) return;
   const int32_t fewest = job->block_queries;
-  if (problem.mask != 0 || problem.layout != 0) return set_blocks(fewest, kCutParts, job);
+  if (problem.mask != 0 || problem.layout != 0) {
+    return set_blocks(fewest, job->threads > 1 ? kCutParts : 1, job);
+  }
   // All Q blocks take equally long.
   const int32_t most = std::min(job->tiling.q_block_rows, seqlen_q);
   double least = 0;
