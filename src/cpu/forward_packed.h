@@ -109,15 +109,11 @@ class PackedKv {
                         [&] { return pack_tile(intersect(whole, {0, block_.sequence.len.kv})); });
   }
 
-  // Whether the thread's last Q block has left this tile behind. Keys past its end may be packed as
-  // well: no row sees them, unless a word of V holds one of them or they are no finite values.
+  // Whether the thread's last Q block has left this tile behind.
   bool is_kept() const {
     const KeptKvTile& kept = *scratch_.kept;
-    if (kept.b != block_.b || kept.kv_head != block_.kv_head) return false;
-    if (kept.keys.begin != kv_tile_.begin || kept.keys.end < kv_tile_.end) return false;
-    if (kept.keys.end == kv_tile_.end) return true;
-    const bool whole_words = (kv_tile_.end - kv_tile_.begin) % kWordElements<kCompute> == 0;
-    return kept.finite && whole_words && !scratch_.amx_mainloop;
+    return kept.b == block_.b && kept.kv_head == block_.kv_head &&
+           kept.keys.begin == kv_tile_.begin && kept.keys.end == kv_tile_.end;
   }
 
   // Returns whether all values are finite.

@@ -403,6 +403,22 @@ def test_tiles_of_keys_begin_with_different_queries(device, queries, keys, featu
     assert first.bits("dk", "dv") == again.bits("dk", "dv")
 
 
+@pytest.mark.smoke
+def test_nothing_stays_in_the_workspace(device):
+    """A call packs its own keys, though as many of another call lie there."""
+    case = Case(seqlen_q=40, seqlen_kv=40, dim_qk=16, threads=1)
+    data = make_data(case.replace(seed=1))
+    call = Call(case, device)
+    launch = call.stage(capi.FORWARD, call.forward_fields())
+    device.launch(launch)
+    for name in "qkv":
+        call.buffers[name].host[call.places[name].index[0]] = getattr(data, name)[0]
+        call.buffers[name].push()
+    device.launch(launch)
+    found = call.take("o", call.collect(["o", "lse"])["o"])
+    assert found[0].tobytes() == run(case, device, data).o[0].tobytes()
+
+
 @pytest.mark.parametrize("length, heads, features", [
     (256, 4, dict(dim_qk=64)), (512, 1, dict(dim_qk=128, causal=True)),
     (512, 1, dict(dim_qk=104, dropout=0.1)),
