@@ -36,8 +36,8 @@ double cost(const ForwardJob& job, bool shares_tiles) {
   const double packing = shares_tiles ? 4 : 12;
   int64_t packs = tasks;
   if (!shares_tiles && job.args->shape.seqlen_kv <= job.tiling.tile_kv) {
-    if (threads % heads == 0) packs = std::min(threads, tasks);
     if (heads % threads == 0) packs = whole;
+    if (threads % heads == 0) packs = std::min(threads, tasks);
   }
   // Where each thread has whole heads, it has as many short Q blocks as others. Tasks that do not
   // fill all threads are cut, like as many before them.
