@@ -112,6 +112,8 @@ struct DsBiasStorage<Config, true> {
 template <class Config>
 constexpr bool kHalfWarpPostprocess = Config::kInlinePostprocess && Config::kConsumersComputeDq;
 
+constexpr int kHalfWarp = 16;  // threads
+
 // kInlinePostprocess: the scheduler passes dQ tiles to those who convert them.
 struct DqPostprocessStorage {
   Pipeline<1> pipeline;
@@ -191,8 +193,8 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
     storage.two_cta.index_full.init(1);
   }
   if constexpr (kHalfWarpPostprocess<Config>) {
-    storage.dq_postprocess.pipeline.init(1, 16);  // threads
-    storage.dq_postprocess.blocks.init(1, 16);
+    storage.dq_postprocess.pipeline.init(1, kHalfWarp);
+    storage.dq_postprocess.blocks.init(1, kHalfWarp);
   } else if constexpr (Config::kInlinePostprocess) {
     storage.dq_postprocess.pipeline.init(1, 4);  // warps
   }

@@ -29,8 +29,9 @@ class BwdProducer {
 
  private:
   __device__ __forceinline__ void load(const volatile BwdWorkTile<Config>& work_tile) {
-    bool first = true;                                                // before the first Q tile
-    if constexpr (Config::kKStages == 1 && Config::kEarlyReleaseK) {  // K is waited for
+    bool first = true;  // before the first Q tile
+    // Without a second stage of K, consumers wait for it.
+    if constexpr (Config::kKStages == 1 && Config::kEarlyReleaseK) {
       prefetch_kv_tile<Config::kPanelsQk>(params_.k, work_tile);
       prefetch_kv_tile<Config::kPanelsV>(params_.v, work_tile);
     }

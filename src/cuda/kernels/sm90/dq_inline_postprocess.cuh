@@ -236,8 +236,6 @@ class DqHalfWarpPostprocess {
   static constexpr int kBlockBytes = 64 * 32 * 4;
 
  public:
-  static constexpr int32_t kThreads = 16;
-
   __device__ __forceinline__ DqHalfWarpPostprocess(const BackwardParams& params, uint32_t shared,
                                                    BwdSharedStorage<Config>& storage)
       : params_(params), storage_(storage), shared_(shared) {
@@ -261,7 +259,7 @@ class DqHalfWarpPostprocess {
   }
 
  private:
-  __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) % kThreads; }
+  __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) % kHalfWarp; }
   __device__ __forceinline__ const volatile DqPostprocessTile& tile() const {
     return storage_.dq_postprocess.tile;
   }
