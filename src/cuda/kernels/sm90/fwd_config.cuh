@@ -122,9 +122,10 @@ struct PackedTiles<true> {
 };
 
 template <class Config>
-struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-                       VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages>,
-                       PackedTiles<Config::kPacksHeads> {
+struct SharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+      VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages, Config::kConsumers>,
+      PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows

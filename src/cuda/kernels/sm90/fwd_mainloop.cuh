@@ -14,7 +14,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base = FwdSoftmax<Config>;
   using T = typename Config::T;
   using Base::base, Base::score_mod, Base::release_q, Base::work_tile, Base::warpgroup_tile;
-  using Base::block_mask_hides_keys_, Base::softmax_base_, Base::row_sum_, Base::s_, Base::s_half_;
+  using Base::block_mask_hides_keys_, Base::block_mask_hides_tile_, Base::softmax_base_,
+      Base::row_sum_, Base::s_, Base::s_half_;
   using Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
@@ -78,7 +79,9 @@ class FwdMainloop : FwdSoftmax<Config> {
     bool fixed = is_full();
     while (n > first) {
       n = this->wait_k(KvState{kv_state_.count + 1}, n - 1);
-      if (Config::kHasBlockMask && fixed && is_full()) {
+      if (block_mask_hides_tile_) {
+        hidden_step(n);
+      } else if (Config::kHasBlockMask && fixed && is_full()) {
         step<ScorePath::kPlain>(s_, n);
       } else {
         step<ScorePath::kOnline>(s_, n);
@@ -260,6 +263,22 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (raises) raise_to_first_keys();
     pack_p<kHalf>(s, signs);
     if constexpr (kIsOnline) rescale_o(o_scale);
+  }
+
+  // P V of tile n + 1. No row of this warpgroup sees a key of tile n: its P is 0.
+  __device__ __forceinline__ void hidden_step(int32_t n) {
+    const KvState v_state = kv_state_;
+    kv_state_.advance();
+    const bool last = n == warpgroup_tile().kv_begin;
+    this->warp_scheduler_sync();
+    storage_.v.consumer_wait(v_state);
+    gemm_pv(v_state);
+    this->warp_scheduler_arrive();
+    wait_pv(v_state);
+    this->consumer_release(storage_.k, kv_state_);
+    if (Config::kSeparateO && last) release_q();
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = 0;
   }
 
   // The KV tiles of a redone work tile, from tile `next` on. The base is that of every tile so far,

@@ -314,8 +314,8 @@ class KvProducer {
     // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
-      if (!signalled && (n <= begin + kPrefetchDistance ||
-                         kv_tiles.few_left(n, begin, kPrefetchDistance))) {
+      if (!signalled &&
+          (n <= begin + kPrefetchDistance || kv_tiles.few_left(n, begin, kPrefetchDistance))) {
         signal_prefetch_next();
         signalled = true;
       }
@@ -366,7 +366,9 @@ class KvProducer {
                                               int32_t n, PageBox own) {
     if constexpr (kMayHideTiles<Config>) {
       storage_.k.producer_acquire(kv_state_);
-      if (leader_) storage_.stage_tiles[kv_state_.stage()] = 2 * n + kv_tiles.full(n);
+      if (leader_)
+        storage_.stage_tiles[kv_state_.stage()] =
+            StageTile<Config::kConsumers>::of(kv_tiles, n).word;
     }
     load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, own);
   }

@@ -45,10 +45,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
                                             int32_t n) {
     storage_.k.consumer_wait(state);
     if constexpr (kMayHideTiles<Config>) {
-      const int32_t tile =
-          *static_cast<const volatile int32_t*>(&storage_.stage_tiles[state.stage()]);
-      block_mask_hides_keys_ = tile % 2 == 0;
-      n = tile / 2;
+      const volatile uint32_t& word = storage_.stage_tiles[state.stage()];
+      const StageTile<Config::kConsumers> tile{word};
+      block_mask_hides_keys_ = !tile.full(this->warpgroup_);
+      block_mask_hides_tile_ = Config::kConsumers > 1 && !tile.visible(this->warpgroup_);
+      n = tile.n();
     }
     return n;
   }
@@ -406,9 +407,10 @@ class FwdSoftmax : protected FwdConsumer<Config> {
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
-  bool block_mask_hides_keys_ = false;  // of the KV tile that wait_k() found last
-  float softmax_base_[2];               // in the units of the scores: see log2_unit()
-  float row_sum_[2];                    // over this lane's columns
+  // Of the KV tile that wait_k() found last: it hides a key, or all keys, from this warpgroup.
+  bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;
+  float softmax_base_[2];  // in the units of the scores: see log2_unit()
+  float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];
   float s_half_[kTileKv / 4];  // the scores of half a tile
 };
