@@ -33,8 +33,9 @@ def block_masks():
     # ones; K from pages.
     for n, (dim, sizes, more) in enumerate((
             (64, (64, 64), dict(amplitude=40.0)), (64, (128, 128), dict(page_size=16)),
-            (128, (64, 64), dict(lens_q=[270], lens_kv=[4470])), (128, (128, 128), dict(causal=True)),
+            (128, (64, 64), dict(lens_q=[170], lens_kv=[4470])),
+            (128, (128, 128), dict(causal=True)),
             (128, (256, 128), dict(amplitude=40.0)), (256, (128, 64), dict(amplitude=40.0)),
             (192, (64, 128), dict(dim_v=128, sink=True)))):
-        yield Case(seqlen_q=300, seqlen_kv=4500, heads_q=2, dim_qk=dim, dtype=DTYPES[1 + n % 2],
-                   blocks=sizes, density=0.06, **more)
+        yield Case(seqlen_q=200, seqlen_kv=4500, dim_qk=dim, dtype=DTYPES[1 + n % 2], blocks=sizes,
+                   density=0.06, **more)
