@@ -24,8 +24,7 @@ ScoreModKind score_mod_of(const Problem& p) {
   const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool has_dropout = p.dropout_threshold() != 0;
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
-  if (has_block_mask_alone(p) && std::max(p.dim_qk, p.dim_v) <= kMaxBlockMaskDim && p.scale >= 0 &&
-      p.dtype_o != FLASHATTN_DTYPE_F32)
+  if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
     return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
@@ -39,6 +38,11 @@ namespace {
 
 bool takes(const ForwardEntry& e, const Problem& p, ScoreModKind kind) {
   return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+}
+
+// Whether blocks of the block mask end within tiles, so that tiles are seldom hidden as a whole.
+bool blocks_cut_tiles(const Problem& p, const ForwardEntry& e) {
+  return p.block_q % e.tile_q != 0 || p.block_kv % e.tile_kv != 0;
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
@@ -183,6 +187,15 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
       continue;
     }
     kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
+  }
+  // The last has the smallest tiles.
+  if (kind == ScoreModKind::kBlockMask && !kernels_.empty()) {
+    const auto last = kernels_.end() - 1;
+    kernels_.erase(std::remove_if(kernels_.begin(), last,
+                                  [&problem](const NamedKernel& k) {
+                                    return blocks_cut_tiles(problem, *k.kernel.entry);
+                                  }),
+                   last);
   }
 }
 

@@ -70,13 +70,13 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
       if constexpr (Config::kHasDenseBias) {
         BiasProducer<Config> bias(params, ptx::shared_address(shared), storage);
-        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile) {
+        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile, uint32_t) {
           producer.load(work_tile);
           bias.load(work_tile);
         });
       } else {
-        for_each_work_tile(storage,
-                           [&producer](const auto& work_tile) { producer.load(work_tile); });
+        for_each_work_tile(
+            storage, [&producer](const auto& work_tile, uint32_t) { producer.load(work_tile); });
       }
     }
   } else {

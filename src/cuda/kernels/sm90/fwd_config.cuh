@@ -9,7 +9,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/kernels/sm90/work_tile.cuh"
+#include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/device/pipeline.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -52,11 +52,14 @@ struct ForwardConfig {
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static_assert(kCtasPerSm == 1 || kConsumers == 1,
                 "kCtasPerSm > 1 needs kConsumers == 1: kConsumerRegisters");
-  static constexpr int kProducerRegisters = kConsumers * kCtasPerSm == 3 ? 32
-                                            : kOnlineSoftmax             ? 56
-                                                                         : 40;
-  static constexpr int kConsumerRegisters = kCtasPerSm == 3   ? 128
-                                            : kCtasPerSm == 2 ? 216
+  // Small CTAs share the registers of a multiprocessor. Producers that look at a block mask need
+  // more.
+  static constexpr int kProducerRegisters = kCtasPerSm == 3 && kHasBlockMask ? 48
+                                            : kConsumers * kCtasPerSm == 3   ? 32
+                                            : kOnlineSoftmax                 ? 56
+                                                                             : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 3   ? 160 - kProducerRegisters
+                                            : kCtasPerSm == 2 ? 256 - kProducerRegisters
                                             : kConsumers == 3 ? 160
                                             : kOnlineSoftmax  ? 224
                                                               : 232;
@@ -119,8 +122,10 @@ struct PackedTiles<true> {
 };
 
 template <class Config>
-struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-                       PackedTiles<Config::kPacksHeads> {
+struct SharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+      VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages, Config::kConsumers>,
+      PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows

@@ -99,11 +99,14 @@ class SchedulerWarp {
   // hide.
   __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
-    int32_t begin = work_tile.kv_begin, end = work_tile.kv_end;
-    if (begin < end) {
+    // From shared memory at each use: registers are scarce.
+    const volatile WorkTile<Config::kConsumers>& at = work_tile;
+    int32_t end = at.kv_end, begin = end;
+    if (at.kv_begin < end) {
       KvTiles<Config> kv_tiles(params_);
-      end = kv_tiles.last_visible(work_tile, end - 1, begin) + 1;
-      begin = end <= begin ? end : kv_tiles.first_visible(work_tile, begin, end);
+      end = kv_tiles.last_visible(at, end - 1, at.kv_begin) + 1;
+      if (leader_) storage_.last_windows[work_state_.stage()] = kv_tiles.window();
+      begin = end <= at.kv_begin ? end : kv_tiles.first_visible(at, at.kv_begin, end);
     }
     __syncwarp();
     if (!leader_) return;
@@ -141,7 +144,7 @@ class SchedulerWarp {
   bool counter_cleared_ = false;
 };
 
-// Calls load(work_tile) for each work tile; all lanes of a warp call it.
+// Calls load(work_tile, stage) for each work tile; all lanes of a warp call it.
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {
@@ -149,7 +152,7 @@ __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storag
     const volatile WorkTile<Config::kConsumers>& work_tile = storage.work_tiles[work_state.stage()];
     const WorkKind kind = work_tile.kind;
     if (kind == WorkKind::kEnd) break;
-    if (kind == WorkKind::kTile) load(work_tile);
+    if (kind == WorkKind::kTile) load(work_tile, work_state.stage());
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.work.consumer_release(work_state);
   }
@@ -264,9 +267,8 @@ class KvProducer {
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile) {
-      load(work_tile);
-    });
+    for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile,
+                                        uint32_t stage) { load(work_tile, stage); });
   }
 
  private:
@@ -285,7 +287,8 @@ class KvProducer {
     int32_t page, row;
   };
 
-  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile) {
+  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile,
+                                       uint32_t stage) {
     const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
@@ -300,27 +303,28 @@ class KvProducer {
       return;
     }
     KvTiles<Config> kv_tiles(params_);
+    if constexpr (kMayHideTiles<Config>) kv_tiles.restore(storage_.last_windows[stage]);
     PageBox page = look_up_page(keys, n);
     if (loads_k_) {
-      load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, page);
+      load_k_tile(kv_tiles, keys, n, page);
       if (!Config::kQProducerWarp) q_producer_.load(work_tile);
     }
+    kv_tiles.look_ahead(work_tile, n, begin);
     bool signalled = !loads_v_;
     // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
-      if (!signalled && n <= begin + kPrefetchDistance) {
+      if (!signalled &&
+          (n <= begin + kPrefetchDistance || kv_tiles.few_left(n, begin, kPrefetchDistance))) {
         signal_prefetch_next();
         signalled = true;
       }
       const PipelineState<Config::kStages> v_state = kv_state_;
       kv_state_.advance();
-      const int32_t after = kv_tiles.last_visible(work_tile, n - 1, begin);
+      const int32_t after = kv_tiles.after(n);
       const PageBox page_after = look_up_page(keys, after);
-      if (after >= begin && loads_k_) {
-        load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, after,
-                                        page_after);
-      }
+      if (after >= begin && loads_k_) load_k_tile(kv_tiles, keys, after, page_after);
+      kv_tiles.look_ahead(work_tile, after, begin);  // before the wait for V's buffer
       if constexpr (Config::kIsFp8) {
         if (loads_v_) load_transposed_v_tile(v_state, keys, n);
       } else if (loads_v_) {
@@ -356,6 +360,17 @@ class KvProducer {
     const int32_t page_idx = own / params_.problem.page_size;
     return {in.page_table[keys.batch * in.page_table_stride + page_idx],
             own - page_idx * params_.problem.page_size};
+  }
+
+  __device__ __forceinline__ void load_k_tile(const KvTiles<Config>& kv_tiles, const KvSource& keys,
+                                              int32_t n, PageBox own) {
+    if constexpr (kMayHideTiles<Config>) {
+      storage_.k.producer_acquire(kv_state_);
+      if (leader_)
+        storage_.stage_tiles[kv_state_.stage()] =
+            StageTile<Config::kConsumers>::of(kv_tiles, n).word;
+    }
+    load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, own);
   }
 
   // Loads tile n of K or V once consumers have released the stage.

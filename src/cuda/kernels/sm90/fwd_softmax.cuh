@@ -32,13 +32,27 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
                                         SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
+      : Base(params, shared, storage, warpgroup) {}
 
   __device__ __forceinline__ ScoreMod score_mod() const { return ScoreMod(*this); }
 
   // The first key of a half, relative to the tile.
   template <KvHalf kHalf>
   static constexpr int kFirstKey = kHalf == KvHalf::kUpper ? kTileKv / 2 : 0;
+
+  // Waits for K of a stage and returns its KV tile: n, unless a block mask may hide tiles.
+  __device__ __forceinline__ int32_t wait_k(const PipelineState<Config::kStages>& state,
+                                            int32_t n) {
+    storage_.k.consumer_wait(state);
+    if constexpr (kMayHideTiles<Config>) {
+      const volatile uint32_t& word = storage_.stage_tiles[state.stage()];
+      const StageTile<Config::kConsumers> tile{word};
+      block_mask_hides_keys_ = !tile.full(this->warpgroup_);
+      block_mask_hides_tile_ = Config::kConsumers > 1 && !tile.visible(this->warpgroup_);
+      n = tile.n();
+    }
+    return n;
+  }
 
   // Begins the rows of a work tile: no key seen, and the keys that each row sees.
   __device__ __forceinline__ void reset_rows() {
@@ -68,7 +82,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         if (params_.problem.mask & FLASHATTN_MASK_TREE) score_mod().apply_tree_mask(s_, n);
       }
     }
-    score_mod().apply_block_mask(s_, n, kv_tiles_);
+    if (kMayHideTiles<Config> && block_mask_hides_keys_) score_mod().apply_block_mask(s_, n);
   }
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
@@ -393,7 +407,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
-  KvTiles<Config> kv_tiles_;
+  // Of the KV tile that wait_k() found last: it hides a key, or all keys, from this warpgroup.
+  bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];

@@ -24,9 +24,6 @@ enum class ScoreModKind : int32_t {
   kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 
-// The largest head dimension with forward kernels of kBlockMask; larger heads have kRuntime.
-constexpr int32_t kMaxBlockMaskDim = 128;
-
 // The largest head dimension with backward kernels of kAlibi; larger heads have kSoftcapAlibi.
 constexpr int32_t kMaxAlibiDim = 128;
 
