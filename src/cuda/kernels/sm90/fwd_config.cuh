@@ -63,6 +63,8 @@ struct ForwardConfig {
 
   static constexpr bool kIsFp8 = false;
   static constexpr bool kPacksHeads = false;  // see PackedHeads
+  // Tiles of the last wave may be split along their keys, see plan_stream_k_tile().
+  static constexpr bool kUseStreamK = ScoreMod::kIsPlain && kConsumers > 1;
 
   // Panels have 64 columns, 128 bytes per row.
   static constexpr int kPanelColumns = 64, kPanelBytes = 128;
@@ -106,21 +108,26 @@ struct ForwardConfig {
 constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a power of two
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
-// Packed heads: the split of each planned work tile.
-struct PackedTile {
-  int32_t split_idx, is_split;  // the sequence has several splits
+// A planned work tile may have a part of the keys.
+template <class Config>
+constexpr bool kSplitsKeys = Config::kPacksHeads || Config::kUseStreamK;
+
+// The part of the keys of a planned work tile. Its results are partial if there are others.
+struct SplitTile {
+  int32_t split_idx, is_split;  // its number among the parts; there are several
+  int32_t partial;              // stream-K: the number of its partial result
   Interval keys;
 };
-template <bool kPacksHeads>
-struct PackedTiles {};
+template <bool kSplitsKeys>
+struct SplitTiles {};
 template <>
-struct PackedTiles<true> {
-  PackedTile packed_tiles[kWorkStages];
+struct SplitTiles<true> {
+  SplitTile split_tiles[kWorkStages];
 };
 
 template <class Config>
 struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-                       PackedTiles<Config::kPacksHeads> {
+                       SplitTiles<kSplitsKeys<Config>> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
@@ -129,7 +136,7 @@ struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, 
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed
   int32_t base_overflowed;              // redo_queue is not empty
-  int32_t redo_queue[kRedoCapacity];    // by redo_slot: linear_idx + 1, or 0
+  int32_t redo_queue[kRedoCapacity];    // by redo_slot: work_idx + 1, or 0
 };
 
 template <class Config>

@@ -32,9 +32,14 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
     return work_tile().warpgroups[warpgroup_];
   }
-  // Packed heads only.
-  __device__ __forceinline__ const volatile PackedTile& packed_tile() const {
-    return storage_.packed_tiles[work_state_.stage()];
+  // With kSplitsKeys only.
+  __device__ __forceinline__ const volatile SplitTile& split_tile() const {
+    return storage_.split_tiles[work_state_.stage()];
+  }
+  // Whether the results of the work tile are partial.
+  __device__ __forceinline__ bool is_partial() const {
+    if constexpr (kSplitsKeys<Config>) return split_tile().is_split;
+    return false;
   }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   // This lane has two rows of the tile, row() and row() + 8; `mi` is 0 or 1 for them.
@@ -58,8 +63,11 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   }
   // The number of a row's partial result.
   __device__ __forceinline__ int64_t partial_row(int32_t i) const {
+    if constexpr (Config::kUseStreamK) {
+      return static_cast<int64_t>(split_tile().partial) * kTileQ + i - work_tile().query;
+    }
     const int64_t part =
-        static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
+        static_cast<int64_t>(split_tile().split_idx) * params_.args.shape.batch + work_tile().b;
     return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
            query_of(i);
   }
