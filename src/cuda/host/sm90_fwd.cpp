@@ -11,7 +11,6 @@
 #include "core/score_mod.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/tensor_map.h"
-#include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -175,7 +174,8 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      softcap_(softcap_of(problem)) {
+      softcap_(softcap_of(problem)),
+      stream_k_(problem, device) {
   for (const ForwardEntry* e : forward_table()) {
     if (!takes(*e, problem, kind)) continue;
     // All tiles for the smallest head size that fits; no larger head size.
@@ -185,14 +185,7 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
     }
     kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
   }
-  // Tiles are equal without a mask and with equal lengths. Which are split depends on the batch.
-  may_split_ = problem.mask == 0 && problem.layout == 0 && problem.splits == 0 &&
-               problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  if (!may_split_) return;
-  const int64_t limit = problem.workspace_limit;
-  lacks_workspace_ = limit > 0 && workspace(maxima_of(problem)) > limit;
-  may_split_ = !lacks_workspace_;
-  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
+  stream_k_.keep_within_limit(workspace(maxima_of(problem)));
 }
 
 bool ForwardKernels::supports(const Shape& shape, const char** why_not) const {
@@ -250,7 +243,7 @@ const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
              : longest;
   const auto time = [&](const NamedKernel& named) {
     const TileCost& cost = named.kernel.entry->cost;
-    const StreamK items = stream_k(*named.kernel.entry, shape);
+    const StreamK items = stream_k_.work_items(*named.kernel.entry, shape);
     if (items.tiles_split() > 0) return stream_k_time(cost, items, longest, multiprocessors_);
     return packed ? packed_time(cost, rule, mean, longest, heads, multiprocessors_)
                   : forward_time(cost, rule, longest, heads, multiprocessors_);
@@ -259,33 +252,14 @@ const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-StreamK ForwardKernels::stream_k(const ForwardEntry& entry, const Shape& shape) const {
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  if (may_split_ && entry.uses_stream_k) {
-    return split_last_wave(entry.cost, {shape.seqlen_q, shape.seqlen_kv}, heads, multiprocessors_);
-  }
-  return StreamK::unsplit(static_cast<int32_t>(
-      std::min<int64_t>(heads * ceil_div(shape.seqlen_q, entry.tile_q), INT32_MAX)));
-}
-
-int64_t ForwardKernels::partial_rows(const Shape& shape) const {
-  if (!may_split_) return 0;
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  int64_t most = 0;
-  for (const NamedKernel& named : kernels_) {
-    const ForwardEntry& entry = *named.kernel.entry;
-    if (!entry.uses_stream_k) continue;
-    most =
-        std::max(most, entry.tile_q * most_partials(entry.cost, {shape.seqlen_q, shape.seqlen_kv},
-                                                    heads, multiprocessors_));
-  }
-  return most;
-}
-
 int64_t ForwardKernels::workspace(const Shape& shape) const {
+  int64_t partials = 0;
+  for (const NamedKernel& named : kernels_) {
+    partials = std::max(partials, stream_k_.partial_floats(*named.kernel.entry, shape));
+  }
   WorkspaceAllocator memory(nullptr);
   memory.take<TileCounter>(1);
-  memory.take<float>(partial_rows(shape) * (problem_.dim_v + 2));
+  memory.take<float>(partials);
   return memory.unaligned_bytes();
 }
 
@@ -293,16 +267,10 @@ std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
   const NamedKernel& named = choose(shape);
   describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
-  if (named.kernel.entry->score_mod == ScoreModKind::kDenseBias)
-    return "; for calls whose bias lies at multiples of 16 bytes, row by row";
-  const char* const split = stream_k(*named.kernel.entry, shape).tiles_split() > 0
-                                ? ", and those that would not fill the device are split along "
-                                  "their keys (without lens_q, "
-                                  "lens_kv and starts_kv)"
-                            : lacks_workspace_
-                                ? ", none of which is split, for want of workspace_limit"
-                                : "";
-  return std::string("; queries fill their tiles") + split;
+  return named.kernel.entry->score_mod == ScoreModKind::kDenseBias
+             ? "; for calls whose bias lies at multiples of 16 bytes, row by row"
+             : std::string("; queries fill their tiles") +
+                   stream_k_.describe(*named.kernel.entry, shape);
 }
 
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
@@ -315,22 +283,8 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   }
   WorkspaceAllocator memory(workspace);
   TileCounter* const counter = memory.take<TileCounter>(1);
-  const Inputs& in = args.inputs;
-  if (!in.lens_q && !in.lens_kv && !in.starts_kv) {
-    p.stream_k = stream_k(*named.kernel.entry, args.shape);
-  }
-  const int64_t rows = int64_t{p.stream_k.partials()} * named.kernel.entry->tile_q;
-  if (rows == 0) return launch_forward(named.kernel, &p, counter, stream);
-  float* const partial_o = memory.take<float>(rows * (problem_.dim_v + 2));
-  p.partial_o = partial_o;
-  p.partial_sums = reinterpret_cast<PartialSum*>(partial_o + rows * problem_.dim_v);
-  const int32_t status = launch_forward(named.kernel, &p, counter, stream);
-  if (status != FLASHATTN_OK) return status;
-  const CombineTilesParams combine{
-      problem_,    p.args,        p.stream_k, p.swizzle, named.kernel.entry->tile_q,
-      p.partial_o, p.partial_sums};
-  return status_of(launch_combine_tiles(combine, combine_starts_early_, stream),
-                   "launching the combine kernel");
+  const int64_t partials = stream_k_.partial_floats(*named.kernel.entry, args.shape);
+  return stream_k_.launch(named.kernel, &p, counter, memory.take<float>(partials), stream);
 }
 
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,

@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/sm90_stream_k.h"
 #include "cuda/host/softcap_fit.h"
 #include "cuda/kernels/sm90/table.h"
 
@@ -39,19 +40,13 @@ class ForwardKernels final : public ForwardRow {
   bool beats_packed_heads(const Shape& shape) const;
   // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
-  // The work items of a shape, if all sequences have all its keys and queries.
-  StreamK stream_k(const ForwardEntry& entry, const Shape& shape) const;
-  // The most rows of partial results that this shape or a smaller one needs.
-  int64_t partial_rows(const Shape& shape) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   std::vector<NamedKernel> kernels_;
   const SoftcapPolynomials softcap_;
-  bool may_split_ = false;             // whether stream-K may split tiles
-  bool lacks_workspace_ = false;       // and would, but for workspace_limit
-  bool combine_starts_early_ = false;  // whether the combine kernel may launch early (PDL)
+  ForwardStreamK stream_k_;
 };
 
 // The score modification whose kernels compute a problem.

@@ -84,27 +84,22 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   return level < longest ? longest : level;
 }
 
-// Stream-K of tiles that all see every key. A partial result costs as much as twice the start of a
-// tile, as it is fp32. The combine kernel, which takes some 6 us, costs kCombine iterations, which
-// take 0.9 to 1.2 us each: estimates, not measured.
-constexpr int32_t kCombine = 8;
-constexpr int32_t partial_cost(const TileCost& cost) {
-  return static_cast<int32_t>(ceil_div(2 * cost.start, cost.per_key * cost.keys));
-}
+// Stream-K of tiles that all see every key: what a partial result and the combine kernel cost, in
+// iterations, which take 0.9 to 1.2 us each. Estimates, not measured.
+constexpr int32_t kPartial = 4, kCombine = 8;
 constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   if (tiles > INT32_MAX) return StreamK::unsplit(INT32_MAX);
-  const int32_t partial = partial_cost(cost);
   return StreamK::of(static_cast<int32_t>(tiles), static_cast<int32_t>(ceil_div(len.kv, cost.keys)),
                      ctas, partial, kCombine + 2 * partial);
 }
 
 // The most partials of this grid or of a smaller one.
 constexpr int64_t most_partials(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
-  const int64_t iterations = ceil_div(len.kv, cost.keys), partial = partial_cost(cost);
-  if (iterations < kCombine + 2 * partial) return 0;
+  const int64_t iterations = ceil_div(len.kv, cost.keys);
+  if (iterations < kCombine + 2 * kPartial) return 0;
   const int64_t tiles = std::min<int64_t>(heads * ceil_div(len.q, cost.rows), ctas - 1);
-  return std::min(tiles * (iterations / partial + 2), ctas + tiles);
+  return std::min(tiles * (iterations / kPartial + 2), ctas + tiles);
 }
 
 // forward_time() of tiles that stream_k splits, without a mask.
@@ -112,7 +107,7 @@ constexpr double stream_k_time(const TileCost& cost, const StreamK& stream_k, Le
                                int32_t multiprocessors) {
   const int64_t iteration = static_cast<int64_t>(cost.keys) * cost.per_key;
   const int64_t whole = ceil_div(len.kv, cost.keys) * iteration + cost.start;
-  const int64_t end = (stream_k.item_iterations.divisor + 2 * partial_cost(cost) + kCombine);
+  const int64_t end = stream_k.item_iterations.divisor + 2 * kPartial + kCombine;
   const double waves = static_cast<double>(ceil_div(stream_k.whole_tiles, multiprocessors));
   return cost.rows * partial_tile_time(cost, len.q) *
          (waves * static_cast<double>(whole) + static_cast<double>(end * iteration));

@@ -108,26 +108,21 @@ struct ForwardConfig {
 constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a power of two
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
-// A planned work tile may have a part of the keys.
-template <class Config>
-constexpr bool kSplitsKeys = Config::kPacksHeads || Config::kUseStreamK;
-
-// The part of the keys of a planned work tile. Its results are partial if there are others.
-struct SplitTile {
-  int32_t split_idx, is_split;  // its number among the parts; there are several
-  int32_t partial;              // stream-K: the number of its partial result
+// Packed heads: the split of each planned work tile.
+struct PackedTile {
+  int32_t split_idx, is_split;  // the sequence has several splits
   Interval keys;
 };
-template <bool kSplitsKeys>
-struct SplitTiles {};
+template <bool kPacksHeads>
+struct PackedTiles {};
 template <>
-struct SplitTiles<true> {
-  SplitTile split_tiles[kWorkStages];
+struct PackedTiles<true> {
+  PackedTile packed_tiles[kWorkStages];
 };
 
 template <class Config>
 struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-                       SplitTiles<kSplitsKeys<Config>> {
+                       PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows

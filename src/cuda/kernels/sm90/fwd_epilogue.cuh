@@ -82,7 +82,7 @@ class FwdEpilogue {
       const int32_t i = work_tile().query + row() + mi * 8;
       int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;
-      if constexpr (kSplitsKeys<Config>) {
+      if constexpr (FwdConsumer<Config>::kMayBePartial) {
         if (!consumer_.has_head(i)) columns = 0;
         if (consumer_.is_partial()) {
           const int64_t to = columns > 0 ? consumer_.partial_row(i) : 0;

@@ -18,7 +18,7 @@ struct PackedForwardConfig : ForwardConfig<T, kDim, kDim, kConsumers, kTileKv, S
 template <class Config>
 __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, int32_t work_idx,
                                                  bool redo, WorkTile<Config::kConsumers>& work_tile,
-                                                 SplitTile& split_tile) {
+                                                 PackedTile& packed_tile) {
   constexpr int kTileKv = Config::kTileKv, kConsumers = Config::kConsumers;
   const Problem& problem = params.problem;
   const PackedHeads& packed = params.packed;
@@ -50,9 +50,9 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
     work_tile.len = len;
     work_tile.offset_q = sequence.offset_q;
     work_tile.offset_kv = sequence.offset_kv;
-    split_tile.split_idx = split_idx;
-    split_tile.is_split = keys.end - keys.begin < len.kv;
-    split_tile.keys = keys;
+    packed_tile.split_idx = split_idx;
+    packed_tile.is_split = keys.end - keys.begin < len.kv;
+    packed_tile.keys = keys;
   }
   WarpgroupTile warpgroup{};
   const Interval own =

@@ -9,7 +9,7 @@
 namespace flashattn::cuda::sm90 {
 
 // The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. Their
-// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K as in plan_stream_k_tile().
+// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K see is_split().
 template <class Config>
 class SchedulerWarp {
  public:
@@ -68,18 +68,16 @@ class SchedulerWarp {
   }
   __device__ __forceinline__ bool has_second(int32_t work_idx) const {
     if constexpr (!Config::kUseStreamK) return false;
-    const StreamK& stream_k = params_.stream_k;
-    return stream_k.splits(work_idx / 2) && stream_k.partial(work_idx / 2, work_idx & 1).more;
+    return is_split(params_, work_idx) && partial_of(params_, work_idx).more;
   }
 
   __device__ __forceinline__ bool plan(int32_t work_idx, bool redo,
                                        WorkTile<Config::kConsumers>& work_tile) {
     if constexpr (Config::kPacksHeads) {
       return plan_packed_tile<Config>(params_, work_idx, redo, work_tile,
-                                      storage_.split_tiles[work_state_.stage()]);
+                                      storage_.packed_tiles[work_state_.stage()]);
     } else if constexpr (Config::kUseStreamK) {
-      return plan_stream_k_tile<Config>(params_, work_idx, redo, work_tile,
-                                        storage_.split_tiles[work_state_.stage()]);
+      return plan_stream_k_tile<Config>(params_, work_idx, redo, work_tile);
     } else {
       return plan_work_tile<Config>(params_, work_idx, work_idx, {}, redo, work_tile);
     }

@@ -52,10 +52,10 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       const int32_t r = row() - lane() / 4 + lane();
       storage_.visible_kv[r] =
           visible_keys(params_.problem.mask_rule(), this->query_of(work_tile().query + r), len);
-      if constexpr (kSplitsKeys<Config>) {  // of the split; registers are scarce
+      if constexpr (Config::kPacksHeads) {  // of the split; registers are scarce
         volatile Interval& keys = storage_.visible_kv[r];
-        keys.begin = max(keys.begin, this->split_tile().keys.begin);
-        keys.end = min(keys.end, this->split_tile().keys.end);
+        keys.begin = max(keys.begin, this->packed_tile().keys.begin);
+        keys.end = min(keys.end, this->packed_tile().keys.end);
       }
     }
     __syncwarp();
@@ -231,9 +231,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
       softmax_base_[mi] = top;
     };
-    if constexpr (kSplitsKeys<Config>) {
-      if (this->split_tile().split_idx > 0) return false;  // the first split has it
-    }
+    if (!this->is_first_part()) return false;
     if constexpr (Config::kPacksHeads) {
       bool overflows = false;
 #pragma unroll
@@ -331,7 +329,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
 
   __device__ __forceinline__ void store_partial_sum(bool redo) const {
-    if constexpr (kSplitsKeys<Config>) {
+    if constexpr (Base::kMayBePartial) {
       const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
       if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
       const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
