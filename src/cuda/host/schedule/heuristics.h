@@ -91,7 +91,7 @@ constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t hea
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   if (tiles > INT32_MAX) return StreamK::unsplit(INT32_MAX);
   return StreamK::of(static_cast<int32_t>(tiles), static_cast<int32_t>(ceil_div(len.kv, cost.keys)),
-                     ctas, partial, kCombine + 2 * partial);
+                     ctas, kPartial, kCombine + 2 * kPartial);
 }
 
 // The most partials of this grid or of a smaller one.

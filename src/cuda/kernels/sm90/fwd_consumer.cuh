@@ -76,11 +76,12 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     if constexpr (Config::kUseStreamK) {
       const int64_t partial = partial_of(params_, work_tile().work_idx).index;
       return partial * kTileQ + i - work_tile().query;
+    } else {
+      const int64_t part =
+          static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
+      return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
+             query_of(i);
     }
-    const int64_t part =
-        static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
-    return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
-           query_of(i);
   }
 
   // Calls process() for each work tile.
