@@ -90,13 +90,13 @@ def test_a_limit_of_the_workspace(device):
     """Without room for partial results the same kernel splits nothing, and says so. The limit is
     halved as long as there is a plan."""
     case = made("bf16", device)
-    fields = dict(capi.descriptor(case, device), max_batch=1, max_seqlen_q=150, max_seqlen_kv=1500)
-    plan, limit = capi.Plan(fields), 1 << 40
+    most = dict(max_batch=1, max_seqlen_q=150, max_seqlen_kv=1500)
+    plan, limit = None, 1 << 40
     with pytest.raises(capi.Refused):
         while True:
-            plan = capi.Plan(dict(fields, workspace_limit=limit // 2))
+            plan = capi.Plan(dict(capi.descriptor(case, device), **most, workspace_limit=limit // 2))
             limit //= 2
     assert plan.workspace_size(capi.FORWARD, capi.sizes_of(case)) <= limit
-    assert "for want of workspace_limit" in why(case, device, **dict(fields, workspace_limit=limit))
+    assert "for want of workspace_limit" in why(case, device, **most, workspace_limit=limit)
     data = make_data(case)
     check(case, data, harness.run(case, device, data, plan))
