@@ -87,17 +87,18 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
 // Stream-K of tiles that all see every key: what a partial result and the combine kernel cost, in
 // iterations, which take 0.9 to 1.2 us each. Estimates, not measured.
 constexpr int32_t kPartial = 4, kCombine = 8;
+constexpr int32_t kLeastSaved = 2 * kPartial + kCombine + 1;
 constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   if (tiles > INT32_MAX) return StreamK::unsplit(INT32_MAX);
   return StreamK::of(static_cast<int32_t>(tiles), static_cast<int32_t>(ceil_div(len.kv, cost.keys)),
-                     ctas, kPartial, kCombine + 2 * kPartial);
+                     ctas, kPartial, kLeastSaved);
 }
 
 // The most partials of this grid or of a smaller one.
 constexpr int64_t most_partials(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t iterations = ceil_div(len.kv, cost.keys);
-  if (iterations < kCombine + 2 * kPartial) return 0;
+  if (iterations <= kLeastSaved) return 0;
   const int64_t tiles = std::min<int64_t>(heads * ceil_div(len.q, cost.rows), ctas - 1);
   return std::min(tiles * (iterations / kPartial + 2), ctas + tiles);
 }
