@@ -58,15 +58,26 @@ struct StreamK {
     if (second) ++tile;
     const int32_t from = tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
     const int32_t begin = second ? from : n * item_iterations.divisor;
-    const int32_t first = item_iterations.quotient(from);
+    const Partials of_tile = partials_of(tile);
     return {whole_tiles + tile,
             begin - from,
             (to < item_end ? to : item_end) - from,
             tile,
             n + tile,
-            first + tile,
-            item_iterations.quotient(to - 1) - first + 1,
+            of_tile.first,
+            of_tile.count,
             to < item_end};
+  }
+
+  struct Partials {
+    int32_t first, count;
+  };
+
+  // The partials of a tile that is split.
+  FLASHATTN_HD constexpr Partials partials_of(int32_t split_tile) const {
+    const int32_t from = split_tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
+    const int32_t first = item_iterations.quotient(from);
+    return {first + split_tile, item_iterations.quotient(to - 1) - first + 1};
   }
 
   FLASHATTN_HD constexpr int32_t tiles_split() const {

@@ -7,7 +7,7 @@
 // consumer warpgroup computes 64 rows. A step issues Q K^T of a KV tile together with P V of the
 // tile before it; its softmax overlaps the WGMMAs of the other warpgroups, which issue in a fixed
 // order. If rows see only half of their first or last KV tile, only that half's scores are
-// computed, where registers allow.
+// computed, where registers allow. A short last wave is split along its keys: fwd_stream_k.cuh.
 //
 // Fixed-base softmax. P = 2^(s - r) gives the same O for any base r. r is the row maximum of the
 // first KV tiles visited and then stays, so that the mainloop needs no maxima, no shuffles and no

@@ -66,6 +66,8 @@ struct ForwardConfig {
 
   static constexpr bool kIsFp8 = false;
   static constexpr bool kPacksHeads = false;  // see PackedHeads
+  // Tiles of the last wave may be split along their keys, see plan_stream_k_tile().
+  static constexpr bool kUseStreamK = ScoreMod::kIsPlain && kConsumers > 1;
 
   // Panels have 64 columns, 128 bytes per row.
   static constexpr int kPanelColumns = 64, kPanelBytes = 128;
@@ -134,7 +136,7 @@ struct SharedStorage
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed
   int32_t base_overflowed;              // redo_queue is not empty
-  int32_t redo_queue[kRedoCapacity];    // by redo_slot: linear_idx + 1, or 0
+  int32_t redo_queue[kRedoCapacity];    // by redo_slot: work_idx + 1, or 0
 };
 
 template <class Config>

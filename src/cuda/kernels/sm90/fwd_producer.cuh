@@ -4,10 +4,12 @@
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/kernels/sm90/fwd_config.cuh"
 #include "cuda/kernels/sm90/fwd_packed.cuh"
+#include "cuda/kernels/sm90/fwd_stream_k.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// The dynamic tile scheduler, one warp: it plans Q tiles, up to kWorkStages ahead.
+// The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. Their
+// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K see is_split().
 template <class Config>
 class SchedulerWarp {
  public:
@@ -16,32 +18,32 @@ class SchedulerWarp {
       : params_(params), storage_(storage), leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    const int32_t tiles = params_.swizzle.count();
-    int32_t next = blockIdx.x;
+    const int32_t end = first_of(work_items());
+    int32_t next = first_of(blockIdx.x);
     if (next == 0) clear_counter();
     int32_t redo_slot = 0;  // tiles since the last drain
     bool redo = false;
     for (;;) {
-      int32_t linear_idx = -1;
+      int32_t work_idx = -1;
       bool taken = false;
       if (redo && redo_slot < kRedoCapacity) {
-        linear_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
+        work_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
         __syncwarp();
         if (leader_) storage_.redo_queue[redo_slot] = 0;
-      } else if (!redo && redo_slot < kRedoCapacity && next < tiles) {
-        linear_idx = next;
+      } else if (!redo && redo_slot < kRedoCapacity && next < end) {
+        work_idx = next;
         taken = true;
       } else {
         redo = !redo && drain();
-        if (!redo && next >= tiles) break;
+        if (!redo && next >= end) break;
         redo_slot = 0;
         continue;
       }
-      if (linear_idx >= 0) {
+      if (work_idx >= 0) {
         storage_.work.producer_acquire(work_state_);
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
-        if (plan(linear_idx, redo, work_tile)) {
+        if (plan(work_idx, redo, work_tile)) {
           if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.
@@ -49,26 +51,40 @@ class SchedulerWarp {
           phases_ ^= 2;
         }
       }
-      if (taken) next = next_tile();
-      if (linear_idx >= 0 || redo) ++redo_slot;
+      if (taken) next = has_second(work_idx) ? work_idx + 1 : next_tile();
+      if (work_idx >= 0 || redo) ++redo_slot;
     }
     send(WorkKind::kEnd);
   }
 
  private:
-  __device__ __forceinline__ bool plan(int32_t linear_idx, bool redo,
+  __device__ __forceinline__ int32_t work_items() const {
+    if constexpr (Config::kUseStreamK) return params_.stream_k.work_items;
+    return params_.swizzle.count();
+  }
+  // The first work tile of a work item; whether the item has another after this.
+  static __device__ __forceinline__ int32_t first_of(int32_t work_item) {
+    return Config::kUseStreamK ? 2 * work_item : work_item;
+  }
+  __device__ __forceinline__ bool has_second(int32_t work_idx) const {
+    if constexpr (!Config::kUseStreamK) return false;
+    return is_split(params_, work_idx) && partial_of(params_, work_idx).more;
+  }
+
+  __device__ __forceinline__ bool plan(int32_t work_idx, bool redo,
                                        WorkTile<Config::kConsumers>& work_tile) {
     if constexpr (Config::kPacksHeads) {
-      return plan_packed_tile<Config>(params_, linear_idx, redo, work_tile,
+      return plan_packed_tile<Config>(params_, work_idx, redo, work_tile,
                                       storage_.packed_tiles[work_state_.stage()]);
+    } else if constexpr (Config::kUseStreamK) {
+      return plan_stream_k_tile<Config>(params_, work_idx, redo, work_tile);
     } else {
-      return plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
-                                                                        work_tile);
+      return plan_work_tile<Config>(params_, work_idx, work_idx, {}, redo, work_tile);
     }
   }
 
   __device__ __forceinline__ int32_t next_tile() {
-    if (params_.tile_counter == nullptr) return INT32_MAX;
+    if (params_.tile_counter == nullptr) return kNoWork;
     int32_t taken = 0;
     if (leader_) {
       TileCounter& counter = *params_.tile_counter;
@@ -77,9 +93,9 @@ class SchedulerWarp {
         if (!counter_cleared_) __nanosleep(100);
       }
       taken = atomicAdd(&counter.taken, 1);
-      if (taken == params_.swizzle.count() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
+      if (taken == work_items() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
     }
-    return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);
+    return first_of(static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0));
   }
 
   __device__ __forceinline__ void clear_counter() const {

@@ -245,8 +245,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
       softmax_base_[mi] = top;
     };
+    if (!this->is_first_part()) return false;
     if constexpr (Config::kPacksHeads) {
-      if (this->packed_tile().split_idx > 0) return false;  // the first split has it
       bool overflows = false;
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
@@ -320,7 +320,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
     }
     if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
-      storage_.redo_queue[work_tile().redo_slot] = work_tile().linear_idx + 1;
+      storage_.redo_queue[work_tile().redo_slot] = work_tile().work_idx + 1;
       storage_.base_overflowed = 1;
     }
   }
@@ -342,16 +342,23 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
   }
 
-  // Packed heads: LSE, or the partial sum of a split.
+  __device__ __forceinline__ void store_partial_sum(bool redo) const {
+    if constexpr (Base::kMayBePartial) {
+      const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
+      if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
+      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
+      params_.partial_sums[this->partial_row(i)] = {base * (log2_unit(redo) * kLn2),
+                                                    mi == 0 ? row_sum_[0] : row_sum_[1]};
+    }
+  }
+
   __device__ __forceinline__ void store_packed_lse(bool redo) const {
     if constexpr (Config::kPacksHeads) {
       const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
       if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
       const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1], unit = log2_unit(redo);
       const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-      if (this->packed_tile().is_split) {
-        params_.packed.partial_sums[this->partial_row(i)] = {base * (unit * kLn2), l};
-      } else if (params_.args.lse) {
+      if (params_.args.lse) {
         const RowLayout layout = row_layout(params_.problem, params_.args.shape);
         params_.args
             .lse[work_tile().b * layout.batch_stride + this->head_of(i) * layout.head_stride +
@@ -380,11 +387,16 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
     Epilogue(*this).template store<kShort>(o, redo, nonfinite);
-    store_lse(redo);
+    if (!kShort && this->is_partial()) {
+      store_partial_sum(redo);
+    } else {
+      store_lse(redo);
+    }
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK)) {
+    if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
+        !this->is_partial()) {
       finish_tile<true>(o, unit, redo);
     } else {
       finish_tile<false>(o, unit, redo);
