@@ -26,7 +26,7 @@ class AmxKv : public PackedKv<kCompute> {
       const int32_t count = round_up(visible.end - first, kStepKeys);
       // Values past the end of the tile are zeros, but not those of keys whose mask block is off.
       masked_[subtiles] = !full || count != visible.end - first;
-      if (masked_[subtiles] && !this->finite_) break;
+      if (!this->finite_) break;
       if (masked_[subtiles]) block_.rows_visible(row, first, all, visible_[subtiles]);
       keys += count;
     }

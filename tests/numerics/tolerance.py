@@ -41,11 +41,12 @@ def lse_limit(fwd):
     return 1e-5 * size + 1e-6 + 4 * FLOAT * fwd.score_size
 
 
-def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=FEW):
+def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=FEW, stored=None):
     """Raises AssertionError unless out passes. The first four are lists of arrays, pooled. noise:
     the size of an independent rounding error, per unit of relative rounding. score_size: the
     largest sum of absolute terms of a score, whose rounding the exponential makes relative. pairs:
-    visible scores that went into the result."""
+    visible scores that went into the result. stored: the dtype of out, if dtype, of whose
+    rounding errors the limit is, is another."""
     for b, (x, y) in enumerate(zip(out, exact)):
         assert x.shape == y.shape, "%s: shape %s, not %s" % (name, x.shape, y.shape)
         bad = ~np.isfinite(x) & np.isfinite(y)
@@ -59,7 +60,7 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=F
     size = both if min(exact.size, pairs) < FEW else np.abs(exact)
     # Relative to what each number is a sum of, so that small rows count as much as large ones;
     # numbers that the dtype holds with fewer bits are left out.
-    unit = np.maximum(noise, NORMAL[dtype])
+    unit = np.maximum(noise, NORMAL[stored or dtype])
     # Rounding inside fp32, in whatever order the kernel sums: felt by fp32 results, and where the
     # naive error happens to vanish.
     floor = (4 + score_size / 4) * FLOAT
@@ -112,12 +113,13 @@ class Truth:
     def judge(self, name, out, exact, naive, noise, dtype):
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
+        stored = dtype
         if pairs < FEW:
             # One rounding of the dtype of the weights, or of a 16-bit o, of which gradients are
             # made, however wide the result is.
             o = self.case.dtype_o if self.case.dtype_o in ("f16", "bf16") else dtype
             dtype = max(dtype, self.case.compute, o, key=EPSILON.get)
-        judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs)
+        judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs, stored)
 
     def check_forward(self, result):
         rows = [[getattr(f, name).swapaxes(0, 1) for f in part] for part, name in

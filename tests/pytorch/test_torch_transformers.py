@@ -292,6 +292,7 @@ def test_masks_are_small(make, padding):
 
 def test_other_masks_are_transformers_own():
     """An unknown mask function is not taken for one that is known."""
+    fa.register_transformers()
     options = dict(batch_size=2, kv_length=16, kv_offset=0, attention_mask=None)
     if MAJOR > 4:
         options.update(q_length=16, q_offset=0)

@@ -72,7 +72,7 @@ struct PackedPlan {
   int32_t multiprocessors, tile_kv, small_ctas, large_ctas;
 };
 
-PackedTile packed_tile(const PackedPlan& plan, int32_t log2_group, bool large) {
+PackedTiling tiling_of(const PackedPlan& plan, int32_t log2_group, bool large) {
   const int64_t ctas = large ? plan.large_ctas : plan.small_ctas;
   return {log2_group, large ? 128 : 64, plan.tile_kv, ctas * plan.multiprocessors,
           plan.multiprocessors};
@@ -82,7 +82,7 @@ PackedTile packed_tile(const PackedPlan& plan, int32_t log2_group, bool large) {
 int64_t packed_rows_used(const Problem& p, const PackedPlan& plan, int32_t log2_group,
                          const Shape& shape) {
   const bool large = int64_t{shape.seqlen_q} << log2_group > 64;
-  const SplitRule rule = packed_tile(plan, log2_group, large).split_rule(p, shape);
+  const SplitRule rule = tiling_of(plan, log2_group, large).split_rule(p, shape);
   const int32_t splits = max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t queries = std::min(shape.seqlen_q, rule.max_queries);
   return splits > 1 ? int64_t{splits} * shape.batch * p.heads_q * queries : 0;
@@ -105,7 +105,7 @@ void test_packed_workspace(Problem p, const PackedPlan& plan, int32_t group) {
                {shape, Shape{batch * more, queries, keys, 0, 0},
                 Shape{batch, queries * more, keys, 0, 0}, Shape{batch, queries, keys * more, 0, 0},
                 Shape{batch * more, queries * more, keys * more, 0, 0}}) {
-            const int64_t held = packed_tile(plan, log2_group, true).partial_rows(p, larger);
+            const int64_t held = tiling_of(plan, log2_group, true).partial_rows(p, larger);
             CHECK(used <= held);
             if (used <= held) continue;
             printf(

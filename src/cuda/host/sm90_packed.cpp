@@ -85,30 +85,30 @@ const NamedKernel& PackedForwardKernels::choose(const Shape& shape) const {
   return kernels_.back();
 }
 
-PackedTile PackedForwardKernels::packed_tile(const ReadyKernel<ForwardEntry>& kernel) const {
+PackedTiling PackedForwardKernels::packed_tiling(const ReadyKernel<ForwardEntry>& kernel) const {
   return {log2_group_, kernel.entry->tile_q, kernel.entry->tile_kv, kernel.resident,
           multiprocessors_};
 }
 
 PackedHeads PackedForwardKernels::grid(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape,
                                        L2Swizzle* swizzle) const {
-  const PackedTile tile = packed_tile(kernel);
+  const PackedTiling tiling = packed_tiling(kernel);
   PackedHeads p{};
   p.log2_group = log2_group_;
-  p.split = tile.split_rule(problem_, shape);
+  p.split = tiling.split_rule(problem_, shape);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   p.by_splits = FastDivmod::of(p.max_splits);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-  *swizzle = L2Swizzle::of(heads, tile.row_tiles(shape) * p.max_splits,
+  *swizzle = L2Swizzle::of(heads, tiling.row_tiles(shape) * p.max_splits,
                            l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1));
   return p;
 }
 
 int64_t PackedForwardKernels::workspace(const Shape& shape) const {
-  const int64_t rows = packed_tile(kernels_.back().kernel).partial_rows(problem_, shape);
+  const int64_t rows = packed_tiling(kernels_.back().kernel).partial_rows(problem_, shape);
   WorkspaceAllocator memory(nullptr);
   memory.take<TileCounter>(1);
   memory.take<float>(rows * (problem_.dim_v + 2));
@@ -119,7 +119,7 @@ std::string PackedForwardKernels::describe(const Shape& shape,
                                            flashattn_plan_properties* properties) const {
   const NamedKernel& named = choose(shape);
   describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
-  properties->splits = split_count(packed_tile(named.kernel).split_rule(problem_, shape),
+  properties->splits = split_count(packed_tiling(named.kernel).split_rule(problem_, shape),
                                    {shape.seqlen_q, shape.seqlen_kv});
   return "; the query heads of a KV head share tiles";
 }

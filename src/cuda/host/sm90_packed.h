@@ -29,7 +29,7 @@ class PackedForwardKernels final : public ForwardRow {
   const NamedKernel& choose(const Shape& shape) const;
   // Rows of a KV head of a sequence, with those of heads that the group lacks.
   int64_t rows(const Shape& shape) const;
-  PackedTile packed_tile(const ReadyKernel<ForwardEntry>& kernel) const;
+  PackedTiling packed_tiling(const ReadyKernel<ForwardEntry>& kernel) const;
   // The packed heads of a shape, without their arrays; *swizzle: the order of work tiles.
   PackedHeads grid(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape,
                    L2Swizzle* swizzle) const;

@@ -102,7 +102,7 @@ inline int64_t partial_rows(const Problem& problem, const Shape& shape, const Sp
 
 // A kernel whose Q tiles hold the queries of all query heads of a KV head, whose number is rounded
 // up to a power of two.
-struct PackedTile {
+struct PackedTiling {
   int32_t log2_group, tile_q, tile_kv;
   int64_t resident;  // CTAs that run at once
   int32_t multiprocessors;
