@@ -114,7 +114,7 @@ class Truth:
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
         stored = dtype
-        if pairs < FEW:
+        if min(pairs, sum(np.size(x) for x in exact)) < FEW:
             # One rounding of the dtype of the weights, or of a 16-bit o, of which gradients are
             # made, however wide the result is.
             o = self.case.dtype_o if self.case.dtype_o in ("f16", "bf16") else dtype
