@@ -47,8 +47,8 @@ class PackedKv {
     constexpr int kU = kWordElements<kCompute>;
     const int32_t rows = tile.rows();
     float* o = scratch_.o + static_cast<int64_t>(tile.row) * scratch_.v_columns;
-    // A weight of 0 must not meet an infinity or a NaN. Where all rows see all keys it may be 0 as
-    // well: by underflow, or dropped. What other rows of the tile see changes no row's bits.
+    // A weight of 0 must not meet an infinity or a NaN. A weight may be 0 where all rows see all
+    // keys, too: by underflow or dropout. So a row's bits do not depend on what other rows see.
     if (!finite_) {
       const Source source = source_of(tile.visible);
       return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, source.v, source.dtype, tile.visible);

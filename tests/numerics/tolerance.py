@@ -17,6 +17,8 @@ FLOAT = EPSILON["f32"]
 NORMAL = {"f32": 1e-30, "bf16": 1e-30, "f16": 2.0 ** -14, "f8": 2.0 ** -6}
 # Below so many numbers, or scores, the naive evaluation may be accurate by luck.
 FEW = 256
+# Below so many numbers, as the gradient of the sinks of a few heads is, it often is.
+VERY_FEW = 16
 
 
 def frobenius(x):
@@ -114,7 +116,7 @@ class Truth:
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
         stored = dtype
-        if min(pairs, sum(np.size(x) for x in exact)) < FEW:
+        if pairs < FEW or sum(np.size(x) for x in exact) < VERY_FEW:
             # One rounding of the dtype of the weights, or of a 16-bit o, of which gradients are
             # made, however wide the result is.
             o = self.case.dtype_o if self.case.dtype_o in ("f16", "bf16") else dtype
