@@ -26,7 +26,7 @@
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
 //   128, 80 x 128          3,200      640   436 KB = 3,488                      40 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
-//   192 / 128, 64 x 128    3,328      512   488 KB = 3,904                      48 KB
+//   192 / 128, 64 x 128    3,328      512   472 KB = 3,776                      48 KB
 //   256, 64 x 64, two CTAs 2,560      256   408 KB = 3,264                      32 KB
 // Beyond those, L2 adds some 3 TB/s (derived from other libraries' kernels), besides what it is
 // read for. At D = 256 a single CTA adds 64 KB per Q tile and moves 472 KB: 530 TFLOP/s were

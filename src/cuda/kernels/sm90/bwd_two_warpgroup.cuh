@@ -8,9 +8,6 @@
 // other's WGMMAs; overlapping its own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S
 // before dQ 5 %. dQ of a Q tile is computed one tile later, when the other consumer's dS has
 // arrived for sure.
-//
-// For heads of 192 and 128 registers hold neither S nor dS beside dQ. dK therefore reads dS in
-// shared memory, behind dQ; while it is computed, dQ is stored and S of the next Q tile is issued.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
@@ -93,7 +90,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
   }
 
   // One Q tile: from S to dS, dV and dK; then issues S of the next. kWithDq: also computes dQ of
-  // the tile before, and stores it while dK or S is computed.
+  // the tile before, and stores it while S is computed.
   template <bool kMasked, bool kWithDq>
   __device__ __forceinline__ void step(SAccum& x, int32_t& q_coord, uint32_t& kind) {
     const QState at = q_state_;
@@ -116,44 +113,30 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     score_mod_.template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count, q_coord);
     this->store_ds(ds, ds_at.stage());
     this->commit_ds(ds_at);
-    if constexpr (!kTransposed) this->warpgroup_sync();  // dK reads dS of all warps
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dkdv_.dv);
     this->release_dout(at);
+    this->gemm_rs(dkdv_.dk, ds, this->q(at));
     DqAccum dq;
-    const auto finish_dk = [&] {
+    if constexpr (!kTransposed) {  // registers do not hold dQ beside dS
+      ptx::wgmma_wait<0>();
       ptx::reg_fence(dkdv_.dk);
-      if (leader()) storage_.q.consumer_release(at);
-    };
+    }
+    if constexpr (kWithDq) start_dq_gemm(dq, last);
+    ptx::wgmma_wait<kWithDq>();
+    ptx::reg_fence(dkdv_.dk);
+    if (leader()) storage_.q.consumer_release(at);
+    q_state_.advance();
     const auto start_next = [&] {
       start_s_gemm(x, q_state_.count != work_tile().iter_end);
       this->advance(q_coord, kind, q_state_.count);
     };
-    if constexpr (kTransposed) {  // registers hold S beside dQ^T
-      this->gemm_rs(dkdv_.dk, ds, this->q(at));
-      if constexpr (kWithDq) start_dq_gemm(dq, last);
-      ptx::wgmma_wait<kWithDq>();
-      finish_dk();
-      q_state_.advance();
-      start_next();
-      if constexpr (kWithDq) {
-        ptx::wgmma_wait<1>();
-        ptx::reg_fence(dq);
-        store_dq(dq, last, [] {});
-      }
-    } else {  // and S beside a third of dQ, which is stored while dK and S are computed
-      if constexpr (kWithDq) start_dq_gemm(dq, last);
-      start_dk_gemm(at, ds_at);
-      q_state_.advance();
-      if constexpr (kWithDq) {
-        ptx::wgmma_wait<1>();
-        ptx::reg_fence(dq);
-        store_dq(dq, last, start_next);
-      } else {
-        start_next();
-      }
-      ptx::wgmma_wait<1>();
-      finish_dk();
+    // Registers hold S beside a part of dQ^T or of dQ.
+    if constexpr (kTransposed || !kWithDq) start_next();
+    if constexpr (kWithDq) {
+      ptx::wgmma_wait<kTransposed>();
+      ptx::reg_fence(dq);
+      store_dq(dq, last, start_next);
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
@@ -201,20 +184,6 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
                                  at.count & 1, stage);
       }
     }
-  }
-
-  // Issues dK += dS^T Q, with dS in shared memory: registers do not hold it beside dQ.
-  __device__ __forceinline__ void start_dk_gemm(QState at, DsState ds_at) {
-    const ptx::SmemDescriptor keys = ptx::SmemDescriptor::at(
-        shared() + Config::kDs + ds_at.stage() * Config::kDsBytes + consumer_ * (kTileQ * 128), 0);
-    const ptx::SmemDescriptor rows{this->q(at).low | kTileQ * 128 >> 4 << 16};
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < kTileQ / 16; ++n) {
-      ptx::wgmma_ss<T, 1, 1>(dkdv_.dk, keys.advance(n * 2048).descriptor(),
-                             rows.advance(n * 2048).descriptor(), 1);
-    }
-    ptx::wgmma_commit();
   }
 
   // Issues dQ^T = K^T dS^T of a Q tile, or dQ = dS K, for this consumer's columns.
