@@ -29,9 +29,9 @@ struct StreamK {
                               int32_t least) {
     const int32_t left = ctas > 0 ? tiles % ctas : 0;
     const int64_t all = static_cast<int64_t>(left) * iterations;
-    if (all <= 0 || all > INT32_MAX || iterations - all / ctas < least) return unsplit(tiles);
+    if (all <= 0 || all > INT32_MAX) return unsplit(tiles);
     const int64_t each = std::max<int64_t>(ceil_div(all, ctas), cost);
-    if (each + 2 * cost >= iterations) return unsplit(tiles);
+    if (iterations - each < std::max(least, 2 * cost + 1)) return unsplit(tiles);
     return {tiles - left, tiles - left + static_cast<int32_t>(ceil_div(all, each)),
             static_cast<int32_t>(all), FastDivmod::of(iterations),
             FastDivmod::of(static_cast<int32_t>(each))};
