@@ -85,8 +85,8 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
 }
 
 // Stream-K of tiles that all see every key: what a partial result, and the combine kernel with an
-// uneven end, cost, in keys of a tile. Fitted to an H200: 17 (D = 64) to 30 us (D = 256) in all.
-constexpr int32_t kPartialKeys = 640, kCombineKeys = 384;
+// uneven end, cost, in keys of a tile. Fitted to an H200: 20 (D = 64) to 35 us (D = 256) in all.
+constexpr int32_t kPartialKeys = 640, kCombineKeys = 640;
 constexpr int32_t kSplitKeys = 2 * kPartialKeys + kCombineKeys;
 constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);

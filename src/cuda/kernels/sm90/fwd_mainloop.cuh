@@ -222,7 +222,12 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
     constexpr bool kIsOnline = kPath == ScorePath::kOnline;
-    if (!kMayHideTiles<Config>) storage_.k.consumer_wait(kv_state_);  // else: to learn of tile n
+    if constexpr (kMayHideTiles<Config>) {  // has waited, to learn of tile n
+    } else if constexpr (kPath == ScorePath::kPlain) {
+      storage_.k.consumer_wait_with_pair(kv_state_, softmax_base_);
+    } else {
+      storage_.k.consumer_wait(kv_state_);
+    }
     this->warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
     storage_.v.consumer_wait(v_state);
