@@ -113,7 +113,7 @@ constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 // Packed heads: the split of each planned work tile.
 struct PackedTile {
-  int32_t split_idx, is_split;  // the sequence has several splits
+  int32_t split_idx;
   Interval keys;
 };
 template <bool kPacksHeads>

@@ -40,9 +40,7 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   // also has the sink.
   static constexpr bool kMayBePartial = Config::kPacksHeads || Config::kUseStreamK;
   __device__ __forceinline__ bool is_partial() const {
-    if constexpr (Config::kPacksHeads) return packed_tile().is_split;
-    if constexpr (Config::kUseStreamK) return is_split(params_, work_tile().work_idx);
-    return false;
+    return kMayBePartial && work_tile().is_partial;
   }
   __device__ __forceinline__ bool is_first_part() const {
     if constexpr (Config::kPacksHeads) return packed_tile().split_idx == 0;

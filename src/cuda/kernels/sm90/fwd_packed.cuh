@@ -51,7 +51,7 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
     work_tile.offset_q = sequence.offset_q;
     work_tile.offset_kv = sequence.offset_kv;
     packed_tile.split_idx = split_idx;
-    packed_tile.is_split = keys.end - keys.begin < len.kv;
+    work_tile.is_partial = keys.end - keys.begin < len.kv;
     packed_tile.keys = keys;
   }
   WarpgroupTile warpgroup{};

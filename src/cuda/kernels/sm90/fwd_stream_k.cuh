@@ -21,6 +21,7 @@ template <class Config>
 __device__ __forceinline__ bool plan_stream_k_tile(const ForwardParams& params, int32_t work_idx,
                                                    bool redo,
                                                    WorkTile<Config::kConsumers>& work_tile) {
+  if (threadIdx.x % 32 == 0) work_tile.is_partial = is_split(params, work_idx);
   int32_t linear_idx = work_idx / 2;
   Interval keys{0, INT32_MAX};
   if (is_split(params, work_idx)) {

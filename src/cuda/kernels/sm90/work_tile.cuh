@@ -35,7 +35,8 @@ struct WorkTile {
   WorkKind kind;
   int32_t redo_slot;    // its entry in redo_queue: the count of tiles since the last drain
   int32_t work_idx;     // its number: see SchedulerWarp
-  int32_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
+  int16_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
+  int16_t is_partial;   // packed heads, stream-K: its results are of a part of its rows' keys
   int32_t b, h;
   int32_t query, query_end;  // the rows of the tile
   Lengths len;
