@@ -67,7 +67,7 @@ struct ForwardConfig {
   static constexpr bool kIsFp8 = false;
   static constexpr bool kPacksHeads = false;  // see PackedHeads
   // Tiles of the last wave may be split along their keys, see plan_stream_k_tile().
-  static constexpr bool kUseStreamK = ScoreMod::kIsPlain && kConsumers > 1;
+  static constexpr bool kUseStreamK = ScoreMod::kIsPlain && kConsumers > 1 && kDimV != 64;
 
   // Panels have 64 columns, 128 bytes per row.
   static constexpr int kPanelColumns = 64, kPanelBytes = 128;
