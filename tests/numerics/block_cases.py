@@ -29,3 +29,13 @@ def block_masks():
     yield large.replace(blocks=(64, 128), density=0.3, cu_q=[130, 0, 64], cu_kv=[300, 40, 257],
                         amplitude=40.0, dtype="f16")
     yield large.replace(blocks=(64, 64), density=0.5, dim_qk=192, dim_v=128, dlse=True)
+    # Blocks that hold whole tiles, of which some 32 in a row are hidden; scores far above the first
+    # ones; K from pages.
+    for n, (dim, sizes, more) in enumerate((
+            (64, (64, 64), dict(amplitude=40.0)), (64, (128, 128), dict(page_size=16)),
+            (128, (64, 64), dict(lens_q=[170], lens_kv=[4470])),
+            (128, (128, 128), dict(causal=True)),
+            (128, (256, 128), dict(amplitude=40.0)), (256, (128, 64), dict(amplitude=40.0)),
+            (192, (64, 128), dict(dim_v=128, sink=True)))):
+        yield Case(seqlen_q=200, seqlen_kv=4500, dim_qk=dim, dtype=DTYPES[1 + n % 2], blocks=sizes,
+                   density=0.06, **more)

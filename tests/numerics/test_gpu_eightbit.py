@@ -70,6 +70,20 @@ def test_modified(device, change):
         capi.Plan(capi.descriptor(BASE.replace(dim_qk=128, **MODIFIED[change]), device))
 
 
+@pytest.mark.parametrize("dim,change", [(64, dict(dtype_o="f16")), (128, dict(sink=True)),
+                                        (256, dict(dtype_o="f32"))])
+def test_split_tiles(device, dim, change):
+    """Of a short last wave, by stream-K: as test_gpu_stream_k has them in 16 bits."""
+    heads = capi.device_properties(device.kind).multiprocessors + 1
+    case = BASE.replace(batch=1, seqlen_q=100, seqlen_kv=3300, dim_qk=dim, dim_v=dim,
+                        heads_q=heads, heads_kv=heads, **change)
+    plan = capi.Plan(capi.descriptor(case, device))
+    why = capi.ffi.string(plan.info(capi.FORWARD, capi.sizes_of(case)).why)
+    assert b"are split along their keys" in why
+    assert relative_error(case, device) <= NORMAL
+    assert run(case, device).bits() == run(case, device).bits()
+
+
 def test_descale_of_0(device):
     """Every visible key weighs the same; hidden ones nothing."""
     case = BASE.replace(causal=True)

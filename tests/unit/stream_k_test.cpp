@@ -1,7 +1,8 @@
 // Stream-K: every iteration of every tile is in one partial, partials have distinct indices, those
 // of a tile follow each other, and no work item has more iterations than another.
-#include "cuda/host/schedule/stream_k.h"
+#include "cuda/host/schedule/heuristics.h"
 
+#include <algorithm>
 #include <climits>
 #include <initializer_list>
 #include <vector>
@@ -47,9 +48,43 @@ bool right(int32_t items, int32_t steps, int32_t workers, int32_t cost, int32_t 
   return last < cut.partials();
 }
 
+// The partial results of a forward pass's last wave fit what the workspace holds, which never
+// shrinks for a larger shape.
+void test_last_wave(const TileCost& cost, int32_t ctas) {
+  int64_t larger_kv = 0;
+  for (const int32_t kv : {64, 1000, 2047, 4096, 5000, 16384, 65536}) {
+    int64_t most = 0;
+    for (int64_t heads = 1; heads <= 3 * ctas; heads += heads < 20 ? 1 : 7) {
+      for (const int32_t q : {1, 100, 192, 700}) {
+        const int64_t tiles = heads * ceil_div(q, cost.rows);
+        const StreamK items = split_last_wave(cost, {q, kv}, heads, ctas);
+        const int64_t room = most_partials(cost, {q, kv}, heads, ctas);
+        CHECK(items.partials() <= room && room >= (q == 1 ? most : 0));
+        CHECK(items.whole_tiles + items.tiles_split() == tiles);
+        if (q == 1) most = room;
+        if (items.tiles_split() == 0) continue;
+        const MaskRule none{0, -1, -1, 0};
+        CHECK(stream_k_time(cost, items, {q, kv}, ctas) <
+              forward_time(cost, none, {q, kv}, heads, ctas));
+      }
+    }
+    CHECK(most >= larger_kv);
+    larger_kv = most;
+  }
+}
+
 }  // namespace
 
 int main() {
+  for (const int32_t ctas : {4, 78, 108, 132}) {
+    for (const TileCost& cost : {hopper_cost(192, 128, 64, 1), hopper_cost(192, 64, 128, 1),
+                                 hopper_cost(128, 128, 128, 1), hopper_cost(128, 64, 256, 1)}) {
+      test_last_wave(cost, ctas);
+    }
+  }
+  // 16 heads of 16k tokens: the 56 tiles after ten waves are split along their keys.
+  CHECK(split_last_wave(hopper_cost(192, 64, 128, 1), {16384, 16384}, 16, 132).tiles_split() == 56);
+  CHECK(split_last_wave(hopper_cost(192, 64, 128, 1), {1024, 1024}, 256, 132).tiles_split() == 0);
   for (int32_t items = 0; items <= 40; ++items) {
     for (int32_t steps = 1; steps <= 30; ++steps) {
       for (const int32_t workers : {1, 2, 5, 7, 16, 132}) {

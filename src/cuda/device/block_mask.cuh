@@ -96,16 +96,40 @@ struct DenseTiles {
     return n;
   }
   __device__ __forceinline__ bool full(int32_t) const { return true; }
+  __device__ __forceinline__ int32_t after(int32_t n) const { return n - 1; }
+  template <class Item>
+  __device__ __forceinline__ void look_ahead(const Item&, int32_t, int32_t) const {}
+  __device__ __forceinline__ bool few_left(int32_t, int32_t, int32_t) const { return false; }
+};
+
+// Consecutive tiles of keys, 32 of them, as bits. The queries are in kParts parts.
+template <int kParts>
+struct KvTileWindow {
+  int32_t idx;  // of the window: its tiles are 32 idx to 32 idx + 31
+  // Tiles in which a query of the part sees a key; every query every key.
+  uint32_t some[kParts], all[kParts];
 };
 
 // Those that a block mask leaves. Looks at 32 tiles at a time, one a lane: all lanes of a warp call
-// its functions. Warps each ask for themselves, and read the same.
-template <class Params, int kTileQ, int kTileKv>
+// its functions. Warps each ask for themselves, and read the same. kParts: parts of the queries, of
+// equal size, whose keys are told apart.
+template <class Params, int kTileQ, int kTileKv, int kParts = 1>
 class BlockSparseTiles {
  public:
   __device__ __forceinline__ explicit BlockSparseTiles(const Params& params) : params_(params) {}
 
-  __device__ __forceinline__ void reset() { window_ = -1; }
+  __device__ __forceinline__ void reset() { window_.idx = -1; }
+
+  // What the last look saw, for another warp with the same item.
+  __device__ __forceinline__ KvTileWindow<kParts> window() const { return window_; }
+  __device__ __forceinline__ void restore(const volatile KvTileWindow<kParts>& window) {
+    window_.idx = window.idx;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      window_.some[p] = window.some[p];
+      window_.all[p] = window.all[p];
+    }
+  }
 
   // The first tile from n down to begin in which a query of the item sees a key; begin - 1 or
   // less: there is none.
@@ -114,7 +138,7 @@ class BlockSparseTiles {
     if (!masked()) return n;
     while (n >= begin) {
       look(item, n);
-      const uint32_t left = some_ & ((2u << n % 32) - 1);
+      const uint32_t left = some() & ((2u << n % 32) - 1);
       if (left) return n / 32 * 32 + 31 - __clz(left);
       n = n / 32 * 32 - 1;
     }
@@ -127,16 +151,34 @@ class BlockSparseTiles {
     if (!masked()) return n;
     while (n < end) {
       look(item, n);
-      const uint32_t left = some_ & ~((1u << n % 32) - 1);
+      const uint32_t left = some() & ~((1u << n % 32) - 1);
       if (left) return n / 32 * 32 + __ffs(left) - 1;
       n = n / 32 * 32 + 32;
     }
     return n;
   }
 
-  // Of tile n, the last that was found: whether the block mask hides nothing.
-  __device__ __forceinline__ bool full(int32_t n) const {
-    return !masked() || (all_ >> n % 32 & 1);
+  // Finds the tile after n, last_visible() below it, before it is asked for.
+  template <class Item>
+  __device__ __forceinline__ void look_ahead(const Item& item, int32_t n, int32_t begin) {
+    after_ = last_visible(item, n - 1, begin);
+  }
+  __device__ __forceinline__ int32_t after(int32_t) const { return after_; }
+
+  // Of tile n, the last that was found, and the queries of part p: whether the block mask hides
+  // nothing, and whether it leaves a key.
+  __device__ __forceinline__ bool full(int32_t n, int p = 0) const {
+    return !masked() || (window_.all[p] >> n % 32 & 1);
+  }
+  __device__ __forceinline__ bool visible(int32_t n, int p) const {
+    return !masked() || (window_.some[p] >> n % 32 & 1);
+  }
+
+  // Whether a look has shown that it leaves at most `most` tiles below n, from begin on.
+  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin, int32_t most) const {
+    if (!masked() || begin / 32 != window_.idx) return false;
+    const uint32_t below = n / 32 == window_.idx ? (1u << n % 32) - 1 : ~0u;
+    return __popc(some() & below & ~((1u << begin % 32) - 1)) <= most;
   }
 
  private:
@@ -146,22 +188,35 @@ class BlockSparseTiles {
 
   template <class Item>
   __device__ __forceinline__ void look(const Item& item, int32_t n) {
-    if (n / 32 == window_) return;
-    window_ = n / 32;
+    if (n / 32 == window_.idx) return;
+    window_.idx = n / 32;
     const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, item.b, item.h);
-    const int32_t key = (window_ * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
-    const int32_t query = item.query, queries = item.len.q, keys = item.len.kv;
-    TileKind kind = TileKind::kEmpty;
-    if (key < keys) {
-      kind = blocks.kind({query, min(query + kTileQ, queries)}, {key, min(key + kTileKv, keys)});
+    const int32_t key = (window_.idx * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
+    const int32_t queries = item.len.q, keys = item.len.kv;
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      const int32_t query = item.query + p * (kTileQ / kParts);
+      TileKind kind = TileKind::kEmpty;
+      if (key < keys && (p == 0 || query < queries)) {
+        kind = blocks.kind({query, min(query + kTileQ / kParts, queries)},
+                           {key, min(key + kTileKv, keys)});
+      }
+      window_.some[p] = __ballot_sync(~0u, kind != TileKind::kEmpty);
+      window_.all[p] = __ballot_sync(~0u, kind == TileKind::kFull);
     }
-    some_ = __ballot_sync(~0u, kind != TileKind::kEmpty);
-    all_ = __ballot_sync(~0u, kind == TileKind::kFull);
+  }
+
+  // The window's tiles in which a query sees a key.
+  __device__ __forceinline__ uint32_t some() const {
+    uint32_t tiles = window_.some[0];
+#pragma unroll
+    for (int p = 1; p < kParts; ++p) tiles |= window_.some[p];
+    return tiles;
   }
 
   const Params& params_;
-  int32_t window_ = -1;
-  uint32_t some_ = 0, all_ = 0;  // of the window's tiles
+  KvTileWindow<kParts> window_{-1, {}, {}};
+  int32_t after_ = 0;  // see look_ahead()
 };
 
 }  // namespace flashattn::cuda

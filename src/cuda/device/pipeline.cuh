@@ -35,6 +35,9 @@ class Barrier {
 
   // Waits for a phase. A waiter may fall behind by at most one phase.
   __device__ __forceinline__ void wait(uint32_t parity) { ptx::mbarrier_wait(address(), parity); }
+  __device__ __forceinline__ void wait_with_pair(uint32_t parity, const float (&pair)[2]) {
+    ptx::mbarrier_wait_with_pair(address(), parity, pair[0], pair[1]);
+  }
   // Waits only if `valid`, without a branch that the compiler sees.
   __device__ __forceinline__ void wait_if(bool valid, uint32_t parity) {
     ptx::mbarrier_wait_if(valid, address(), parity);
@@ -127,6 +130,10 @@ class Pipeline {
 
   __device__ __forceinline__ void consumer_wait(State state, int32_t part = 0) {
     full_.wait(state, part);
+  }
+  // See mbarrier_wait_with_pair().
+  __device__ __forceinline__ void consumer_wait_with_pair(State state, const float (&pair)[2]) {
+    full_.at(state, 0).wait_with_pair(state.phase(), pair);
   }
   // Waits only if `valid`, without a branch that the compiler sees.
   __device__ __forceinline__ void consumer_wait_if(bool valid, State state, int32_t part = 0) {

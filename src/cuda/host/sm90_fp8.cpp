@@ -41,9 +41,11 @@ Fp8ForwardKernels::Fp8ForwardKernels(const Problem& problem, const Device& devic
             std::to_string(kernel_.entry->dim_v) + "_q" + std::to_string(kernel_.entry->tile_q) +
             "_kv" + std::to_string(kernel_.entry->tile_kv) +
             kScoreModNames[static_cast<int32_t>(kernel_.entry->score_mod)]),
-      softcap_(softcap_of(problem)) {
+      softcap_(softcap_of(problem)),
+      stream_k_(problem, device) {
   make_ready(reinterpret_cast<const void*>(transpose_v_.kernel), transpose_v_.threads, 0,
              device.properties.multiprocessors);
+  stream_k_.keep_within_limit(workspace(maxima_of(problem)));
 }
 
 int64_t Fp8ForwardKernels::v_bytes(const Shape& shape) const {
@@ -55,12 +57,17 @@ int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
   WorkspaceAllocator memory(nullptr);
   memory.take<TileCounter>(1);
   memory.take<uint8_t>(v_bytes(shape));
+  memory.take<float>(stream_k_.partial_floats(*kernel_.entry, shape));
   return memory.unaligned_bytes();
 }
 
-std::string Fp8ForwardKernels::describe(const Shape&, flashattn_plan_properties* properties) const {
+std::string Fp8ForwardKernels::describe(const Shape& shape,
+                                        flashattn_plan_properties* properties) const {
   describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
-  return "; products of E4M3, P V added in fp32 every 1 to 4 tiles of keys";
+  return std::string(
+             "; products of E4M3, P V added in fp32 every 1 to 4 tiles of keys; queries fill their "
+             "tiles") +
+         stream_k_.describe(*kernel_.entry, shape);
 }
 
 int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
@@ -91,7 +98,8 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
   p.v_transposed = v_transposed;
   if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
-  return launch_forward(kernel_, &p, counter, stream);
+  float* const partial_o = memory.take<float>(stream_k_.partial_floats(*kernel_.entry, args.shape));
+  return stream_k_.launch(kernel_, &p, counter, partial_o, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

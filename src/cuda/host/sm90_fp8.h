@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/sm90_stream_k.h"
 #include "cuda/kernels/sm90/fp8_transpose_v.h"
 #include "cuda/kernels/sm90/table.h"
 
@@ -32,6 +33,7 @@ class Fp8ForwardKernels final : public ForwardRow {
   TransposeVKernel transpose_v_;
   std::string name_;
   const SoftcapPolynomials softcap_;
+  ForwardStreamK stream_k_;
 };
 
 // Entries whose dtype is that of o.

@@ -24,8 +24,7 @@ ScoreModKind score_mod_of(const Problem& p) {
   const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool has_dropout = p.dropout_threshold() != 0;
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
-  if (has_block_mask_alone(p) && std::max(p.dim_qk, p.dim_v) <= kMaxBlockMaskDim && p.scale >= 0 &&
-      p.dtype_o != FLASHATTN_DTYPE_F32)
+  if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
     return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
@@ -39,6 +38,11 @@ namespace {
 
 bool takes(const ForwardEntry& e, const Problem& p, ScoreModKind kind) {
   return e.dtype == p.dtype && e.score_mod == kind && e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+}
+
+// Whether blocks of the block mask end within tiles, so that tiles are seldom hidden as a whole.
+bool blocks_cut_tiles(const Problem& p, const ForwardEntry& e) {
+  return p.block_q % e.tile_q != 0 || p.block_kv % e.tile_kv != 0;
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
@@ -174,7 +178,8 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      softcap_(softcap_of(problem)) {
+      softcap_(softcap_of(problem)),
+      stream_k_(problem, device) {
   for (const ForwardEntry* e : forward_table()) {
     if (!takes(*e, problem, kind)) continue;
     // All tiles for the smallest head size that fits; no larger head size.
@@ -184,6 +189,16 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
     }
     kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
   }
+  // The last has the smallest tiles.
+  if (kind == ScoreModKind::kBlockMask && !kernels_.empty()) {
+    const auto last = kernels_.end() - 1;
+    kernels_.erase(std::remove_if(kernels_.begin(), last,
+                                  [&problem](const NamedKernel& k) {
+                                    return blocks_cut_tiles(problem, *k.kernel.entry);
+                                  }),
+                   last);
+  }
+  stream_k_.keep_within_limit(workspace(maxima_of(problem)));
 }
 
 bool ForwardKernels::supports(const Shape& shape, const char** why_not) const {
@@ -241,6 +256,8 @@ const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
              : longest;
   const auto time = [&](const NamedKernel& named) {
     const TileCost& cost = named.kernel.entry->cost;
+    const StreamK items = stream_k_.work_items(*named.kernel.entry, shape);
+    if (items.tiles_split() > 0) return stream_k_time(cost, items, longest, multiprocessors_);
     return packed ? packed_time(cost, rule, mean, longest, heads, multiprocessors_)
                   : forward_time(cost, rule, longest, heads, multiprocessors_);
   };
@@ -248,7 +265,16 @@ const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-int64_t ForwardKernels::workspace(const Shape&) const { return workspace_of<TileCounter>(1); }
+int64_t ForwardKernels::workspace(const Shape& shape) const {
+  int64_t partials = 0;
+  for (const NamedKernel& named : kernels_) {
+    partials = std::max(partials, stream_k_.partial_floats(*named.kernel.entry, shape));
+  }
+  WorkspaceAllocator memory(nullptr);
+  memory.take<TileCounter>(1);
+  memory.take<float>(partials);
+  return memory.unaligned_bytes();
+}
 
 std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
@@ -256,7 +282,8 @@ std::string ForwardKernels::describe(const Shape& shape,
   describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
   return named.kernel.entry->score_mod == ScoreModKind::kDenseBias
              ? "; for calls whose bias lies at multiples of 16 bytes, row by row"
-             : "; queries fill their tiles";
+             : std::string("; queries fill their tiles") +
+                   stream_k_.describe(*named.kernel.entry, shape);
 }
 
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
@@ -267,8 +294,10 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
           make_forward_params(problem_, args, named.kernel, l2_bytes_, softcap_, &p)) {
     return status;
   }
-  return launch_forward(named.kernel, &p, WorkspaceAllocator(workspace).take<TileCounter>(1),
-                        stream);
+  WorkspaceAllocator memory(workspace);
+  TileCounter* const counter = memory.take<TileCounter>(1);
+  const int64_t partials = stream_k_.partial_floats(*named.kernel.entry, args.shape);
+  return stream_k_.launch(named.kernel, &p, counter, memory.take<float>(partials), stream);
 }
 
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
@@ -277,17 +306,18 @@ int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
   const ForwardEntry& entry = *kernel.entry;
   const int64_t all =
       ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem.heads_q;
-  if (all > INT32_MAX / 2) {
+  if (all > kNoWork) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with %d heads and %d queries makes %" PRId64
-                " tiles, above 2^30; split the batch",
-                args.shape.batch, problem.heads_q, args.shape.seqlen_q, all);
+                " tiles, above %d; split the batch",
+                args.shape.batch, problem.heads_q, args.shape.seqlen_q, all, kNoWork);
   }
   p->problem = problem;
   p->args = args;
   const bool packed = p->packed.max_splits > 0;
   if (!packed) {
     p->swizzle = swizzle(problem, args.shape, entry.tile_q, kernel.resident, l2_bytes);
+    p->stream_k = StreamK::unsplit(p->swizzle.count());
   }
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p->kv_has_tail = problem.layout != 0 || args.inputs.lens_kv != nullptr;
@@ -300,7 +330,8 @@ int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
 int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* p,
                        TileCounter* counter, cudaStream_t stream) {
   const ForwardEntry& entry = *kernel.entry;
-  const int64_t tiles = p->swizzle.count(), resident = kernel.resident;
+  const int64_t tiles = entry.uses_stream_k ? p->stream_k.work_items : p->swizzle.count();
+  const int64_t resident = kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch.
   if (tiles < resident) return cuda::launch(entry, tiles, *p, stream, kLaunching);

@@ -6,6 +6,7 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/sm90_stream_k.h"
 #include "cuda/host/softcap_fit.h"
 #include "cuda/kernels/sm90/table.h"
 
@@ -45,6 +46,7 @@ class ForwardKernels final : public ForwardRow {
   const int64_t l2_bytes_;
   std::vector<NamedKernel> kernels_;
   const SoftcapPolynomials softcap_;
+  ForwardStreamK stream_k_;
 };
 
 // The score modification whose kernels compute a problem.

@@ -138,8 +138,8 @@ int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
   common.max_splits = p.packed.max_splits;
   common.partial_queries = p.packed.partial_queries;
   if (const int32_t status = set_arrays(args, counter + 1, &common)) return status;
-  p.packed.partial_o = common.partial_o;
-  p.packed.partial_sums = common.partial_sums;
+  p.partial_o = common.partial_o;
+  p.partial_sums = common.partial_sums;
   if (const int32_t status = check_grid(p.swizzle.count())) return status;
   if (const int32_t status = make_forward_params(problem_, args, kernel, l2_bytes_, {}, &p)) {
     return status;

@@ -35,6 +35,21 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// mbarrier_wait() in a loop that computes with x and y in turn. ptxas gives them a register of even
+// number and the next: two banks, each of which keeps an operand for the next instruction (.reuse).
+// In one bank, every second instruction would wait for a register. The store asks for such a pair;
+// it lies on the way back of the wait, and never runs, as no grid is empty.
+__device__ __forceinline__ void mbarrier_wait_with_pair(uint32_t barrier, uint32_t parity, float x,
+                                                        float y) {
+  asm volatile(
+      "{.reg .pred p, q; .reg .u32 rows; "
+      "wait: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; "
+      "mov.u32 rows, %%nctaid.y; setp.eq.u32 q, rows, 0; @q st.shared.v2.f32 [%0], {%2, %3}; "
+      "bra wait; done:}" ::"r"(barrier),
+      "r"(parity), "f"(x), "f"(y)
+      : "memory");
+}
+
 // Waits only if `valid` is true, without a branch that the compiler sees.
 __device__ __forceinline__ void mbarrier_wait_if(bool valid, uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -48,6 +48,13 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from,
       : "memory");
 }
 
+// Brings a box to L2.
+__device__ __forceinline__ void tma_prefetch_l2(const CUtensorMap* map, TmaCoord at) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+               "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+               : "memory");
+}
+
 // Copies contiguous bytes, a multiple of 16; both addresses are aligned to 16.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes,
                                           uint32_t barrier) {

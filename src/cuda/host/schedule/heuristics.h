@@ -1,6 +1,7 @@
 // Cost model of forward kernels, by which the launcher chooses a tile. Pure, tested without a GPU.
 #pragma once
 
+#include "cuda/host/schedule/stream_k.h"
 #include "cuda/host/schedule/warpgroup_rows.h"
 
 namespace flashattn {
@@ -81,6 +82,36 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   const double alone = longest > mean ? (longest - mean) * (cost.ctas_per_sm - 1) * run_alone : 0.0;
   const double level = each * mean + alone;
   return level < longest ? longest : level;
+}
+
+// Stream-K of tiles that all see every key: what a partial result, and the combine kernel with an
+// uneven end, cost, in keys of a tile. Fitted to an H200: 20 (D = 64) to 35 us (D = 256) in all.
+constexpr int32_t kPartialKeys = 640, kCombineKeys = 640;
+constexpr int32_t kSplitKeys = 2 * kPartialKeys + kCombineKeys;
+constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
+  const int64_t tiles = heads * ceil_div(len.q, cost.rows);
+  if (tiles > INT32_MAX) return StreamK::unsplit(INT32_MAX);
+  return StreamK::of(static_cast<int32_t>(tiles), static_cast<int32_t>(ceil_div(len.kv, cost.keys)),
+                     ctas, kPartialKeys / cost.keys, kSplitKeys / cost.keys + 1);
+}
+
+// The most partials of this grid or of a smaller one.
+constexpr int64_t most_partials(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
+  const int64_t iterations = ceil_div(len.kv, cost.keys);
+  if (iterations <= kSplitKeys / cost.keys + 1) return 0;
+  const int64_t tiles = std::min<int64_t>(heads * ceil_div(len.q, cost.rows), ctas - 1);
+  return std::min(tiles * (iterations / (kPartialKeys / cost.keys) + 2), ctas + tiles);
+}
+
+// forward_time() of tiles that stream_k splits, without a mask.
+constexpr double stream_k_time(const TileCost& cost, const StreamK& stream_k, Lengths len,
+                               int32_t multiprocessors) {
+  const int64_t key = cost.per_key, iteration = cost.keys * key;
+  const int64_t whole = ceil_div(len.kv, cost.keys) * iteration + cost.start;
+  const int64_t end = stream_k.item_iterations.divisor * iteration + kSplitKeys * key;
+  const double waves = static_cast<double>(ceil_div(stream_k.whole_tiles, multiprocessors));
+  return cost.rows * partial_tile_time(cost, len.q) *
+         (waves * static_cast<double>(whole) + static_cast<double>(end));
 }
 
 // forward_time() for packed sequences, of which the host knows the mean and the longest length. For

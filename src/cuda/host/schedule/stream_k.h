@@ -29,9 +29,9 @@ struct StreamK {
                               int32_t least) {
     const int32_t left = ctas > 0 ? tiles % ctas : 0;
     const int64_t all = static_cast<int64_t>(left) * iterations;
-    if (all <= 0 || all > INT32_MAX || iterations - all / ctas < least) return unsplit(tiles);
+    if (all <= 0 || all > INT32_MAX) return unsplit(tiles);
     const int64_t each = std::max<int64_t>(ceil_div(all, ctas), cost);
-    if (each + 2 * cost >= iterations) return unsplit(tiles);
+    if (iterations - each < std::max(least, 2 * cost + 1)) return unsplit(tiles);
     return {tiles - left, tiles - left + static_cast<int32_t>(ceil_div(all, each)),
             static_cast<int32_t>(all), FastDivmod::of(iterations),
             FastDivmod::of(static_cast<int32_t>(each))};
@@ -58,15 +58,26 @@ struct StreamK {
     if (second) ++tile;
     const int32_t from = tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
     const int32_t begin = second ? from : n * item_iterations.divisor;
-    const int32_t first = item_iterations.quotient(from);
+    const Partials of_tile = partials_of(tile);
     return {whole_tiles + tile,
             begin - from,
             (to < item_end ? to : item_end) - from,
             tile,
             n + tile,
-            first + tile,
-            item_iterations.quotient(to - 1) - first + 1,
+            of_tile.first,
+            of_tile.count,
             to < item_end};
+  }
+
+  struct Partials {
+    int32_t first, count;
+  };
+
+  // The partials of a tile that is split.
+  FLASHATTN_HD constexpr Partials partials_of(int32_t split_tile) const {
+    const int32_t from = split_tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
+    const int32_t first = item_iterations.quotient(from);
+    return {first + split_tile, item_iterations.quotient(to - 1) - first + 1};
   }
 
   FLASHATTN_HD constexpr int32_t tiles_split() const {

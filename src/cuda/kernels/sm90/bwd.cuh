@@ -17,6 +17,7 @@
 // consumer computes P and dV, the other dS and dK. The largest: clusters of two CTAs, which share
 // the cost of adding dQ to global memory, see BwdLargeHeadConfig. Long Q, and heads of 192 and 128,
 // bwd_two_warpgroup.cuh: no dQ warpgroup; larger Q tiles, or larger heads for the same 128 keys.
+// For heads of 192 and 128, half of the scheduler's warp converts dQ.
 //
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.
@@ -36,6 +37,7 @@
 #include "cuda/kernels/sm90/bwd_mainloop.cuh"
 #include "cuda/kernels/sm90/bwd_two_warpgroup.cuh"
 #include "cuda/kernels/sm90/bwd_producer.cuh"
+#include "cuda/kernels/sm90/bwd_scheduler.cuh"
 #include "cuda/kernels/sm90/bwd_large_head.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -75,8 +77,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (!(Config::kHasBlockMask && warp == 1) && !ptx::elect()) return;
     const uint32_t start = ptx::shared_address(shared);
+    // One thread of a warp, the first; all of a scheduler with block masks.
+    const bool elected = (Config::kHasBlockMask && warp == 1) || ptx::elect();
+    if constexpr (kHalfWarpPostprocess<Config>) {
+      // These threads leave here: the others, for which they wait, must not wait for them.
+      if (warp == 1 && (threadIdx.x & 16))
+        return DqHalfWarpPostprocess<Config>(params, start, storage).run();
+    }
+    if (!elected) return;
     if (warp == 0) BwdProducer<Config>(params, start, storage).run();
     if (warp == 1) {
       scheduler_warp(params, storage);

@@ -108,11 +108,21 @@ struct DsBiasStorage<Config, true> {
   StageBarriers<Config::kDsStages> bias_full, peer_ds_free;
 };
 
-// kInlinePostprocess: the scheduler passes dQ tiles to the dQ warpgroup.
+// Whether half of the scheduler's warp converts dQ tiles, as there is no dQ warpgroup.
+template <class Config>
+constexpr bool kHalfWarpPostprocess = Config::kInlinePostprocess && Config::kConsumersComputeDq;
+
+constexpr int kHalfWarp = 16;  // threads
+
+// kInlinePostprocess: the scheduler passes dQ tiles to those who convert them.
 struct DqPostprocessStorage {
   Pipeline<1> pipeline;
   DqPostprocessTile tile;
   int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
+};
+// blocks: the part of the tile that is in shared memory.
+struct DqHalfWarpStorage : DqPostprocessStorage {
+  Pipeline<1> blocks;
 };
 
 template <class Config>
@@ -140,7 +150,9 @@ struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasIn
   // ALiBi slope of the head of each Q stage, in units of log2(e), or 0; written before Q arrives.
   float alibi_slopes[Config::kHasScoreMod ? Config::kQStages : 1];
   std::conditional_t<Config::kTwoCta, TwoCtaStorage<Config>, uint32_t> two_cta;
-  std::conditional_t<Config::kInlinePostprocess, DqPostprocessStorage, uint32_t> dq_postprocess;
+  std::conditional_t<kHalfWarpPostprocess<Config>, DqHalfWarpStorage,
+                     std::conditional_t<Config::kInlinePostprocess, DqPostprocessStorage, uint32_t>>
+      dq_postprocess;
 };
 
 template <class Config>
@@ -180,7 +192,12 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
     storage.two_cta.peer_ds_full.init(1);
     storage.two_cta.index_full.init(1);
   }
-  if constexpr (Config::kInlinePostprocess) storage.dq_postprocess.pipeline.init(1, 4);  // warps
+  if constexpr (kHalfWarpPostprocess<Config>) {
+    storage.dq_postprocess.pipeline.init(1, kHalfWarp);
+    storage.dq_postprocess.blocks.init(1, kHalfWarp);
+  } else if constexpr (Config::kInlinePostprocess) {
+    storage.dq_postprocess.pipeline.init(1, 4);  // warps
+  }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) storage.work_tiles_taken[n] = 0;
   storage.preprocessed_heads = 0;

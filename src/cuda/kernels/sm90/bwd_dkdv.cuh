@@ -73,7 +73,8 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void store(const OutputTile& output_tile, DsState at) const {
     const Problem& problem = params_.common.problem;
     const flashattn_tensor &to_dv = params_.common.args.dv, &to_dk = params_.common.args.dk;
-    if constexpr (Config::kConsumersComputeDq) {  // store_via_smem() costs it 0.7 %
+    // store_via_smem() costs the kernel for long Q 0.7 %.
+    if constexpr (Config::kConsumersComputeDq && !Config::kSplitsKPanel) {
       this->template store_rows<kDimV>(to_dv, output_tile, problem.dim_v, this->row(),
                                        this->dropout_scale(), [&](int i) { return dv[i]; });
       this->template store_rows<kDimQk>(to_dk, output_tile, problem.dim_qk, this->row(),
@@ -99,7 +100,8 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   // of each 64 columns. Each warp transposes its 16 rows where it will store its dS of the next Q
   // tile, which no other warp touches. 128 bytes of a row are eight chunks, placed so that neither
   // one chunk of eight rows nor the chunks of one row conflict in banks.
-  __device__ __forceinline__ void store_via_smem(const float (&acc)[kDimV / 2], float factor,
+  template <int kAccRegs>
+  __device__ __forceinline__ void store_via_smem(const float (&acc)[kAccRegs], float factor,
                                                  DsState at, char* to, int64_t row_bytes,
                                                  int32_t keys, int32_t dim) const {
     const int32_t lane = this->lane();
@@ -116,7 +118,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     const uint32_t in = chunk_address(lane / 16, lane % 16),
                    out = chunk_address(lane % 8, lane / 8);
 #pragma unroll
-    for (int half = 0; half < kDimV / 64; ++half) {
+    for (int half = 0; half < kAccRegs / 32; ++half) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float* x = &acc[half * 32 + n * 8];  // two chunks

@@ -63,6 +63,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr int kDqStages = kDqStages_, kDqFills = kDqFills_;
   static constexpr int kDqStageBytes = kDqTileBytes / kDqFills;
   static constexpr bool kSplitsKPanel = false;  // see k_slot()
+  static constexpr bool kEarlyReleaseK = false;
 
   // Shared memory: K stages | V | Q stages | dO stages | dS stages | dQ | lse stages | delta stages
   // | bias stages | BwdSharedStorage.
@@ -133,6 +134,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr bool kSplitRoles = true, kTwoCta = kDimQk > 192, kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = false, kEarlyReleaseV = false,
                         kSkipMaskedTiles = false, kSplitsKPanel = false;
+  static constexpr bool kEarlyReleaseK = false;
   static constexpr bool kOverlapPreprocess = true;           // D = 256: 2 % faster at 1k
   static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of a work tile
   // P passes from one consumer to the other in the buffer of dS: there is no room for another.
@@ -199,14 +201,22 @@ struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, kDim, 80, ScoreMod, 2
 // leaves no room for a dQ warpgroup. Each consumer computes 96 columns of dQ, and both pass them
 // through the same stages, in turn.
 template <class T, class ScoreMod>
-struct BwdLatentHeadConfig : BwdSmallHeadConfig<T, 192, 128, 64, ScoreMod, 2, 1, 2, 3, 6> {
+using BwdLatentHeadTiles = BwdSmallHeadConfig<T, 192, 128, 64, ScoreMod, 2, 1, 2, 3, 6>;
+template <class T, class ScoreMod>
+struct BwdLatentHeadConfig : BwdLatentHeadTiles<T, ScoreMod> {
   static constexpr int kMmaN = 64;
-  static constexpr bool kConsumersComputeDq = true, kInlinePostprocess = false;
-  static constexpr bool kEarlyReleaseV = false, kOverlapPreprocess = true, kStagePInDs = false,
-                        kSkipMaskedTiles = false, kSplitsKPanel = true;
+  static constexpr bool kConsumersComputeDq = true;
+  static constexpr bool kInlinePostprocess = true;  // in half of the scheduler's warp
+  // K is released before the last dQ is stored.
+  static constexpr bool kEarlyReleaseV = true, kEarlyReleaseK = true;
+  static constexpr bool kOverlapPreprocess = true, kStagePInDs = false, kSkipMaskedTiles = true;
+  static constexpr bool kSplitsKPanel = true;
   static constexpr int kThreads = 128 * 3;
   static constexpr int kDqTurns = 2;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  // Shared memory, before BwdSharedStorage: a block of dQ that is converted.
+  using Tiles = BwdLatentHeadTiles<T, ScoreMod>;
+  static constexpr int kDqBlock = Tiles::kMainBytes, kMainBytes = kDqBlock + Tiles::kDqStageBytes;
 };
 
 // Place of a panel of K in shared memory. kSplitsKPanel: of three the second comes last. A consumer

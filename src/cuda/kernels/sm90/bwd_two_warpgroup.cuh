@@ -48,13 +48,17 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     this->begin(q_coord, kind, q_state_.count);
     if (kind == Base::kNoTile) return;
     this->zero_k_tail(q_state_, shared_);
+    const bool skips = Config::kSkipMaskedTiles && (kind & Base::kFullyMasked);
+    if (skips) skip_tile(q_coord, kind);
     SAccum x;
-    start_s_gemm(x, true);
+    start_s_gemm(x, kind != Base::kNoTile);
     this->find_visible_queries();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
-    this->zero_q_tail(q_state_, q_coord);
-    step<true, false>(x, q_coord, kind);
+    if (!skips) {
+      this->zero_q_tail(q_state_, q_coord);
+      step<true, false>(x, q_coord, kind);
+    }
     while (kind != Base::kNoTile) {
       if (kind & Base::kFull) {
         step<false, true>(x, q_coord, kind);
@@ -68,6 +72,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
       start_dq_gemm(dq, last);
       ptx::wgmma_wait<0>();
       ptx::reg_fence(dq);
+      if (Config::kEarlyReleaseK && leader()) release_k(storage_, work_tile());
       store_dq(dq, last, [] {});
     };
     if constexpr (kTransposed) {
@@ -104,6 +109,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(x);
+    if (Config::kEarlyReleaseV && (kind & Base::kLast) && leader()) this->release_v();
     score_mod_.template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count, q_coord);
     this->store_ds(ds, ds_at.stage());
     this->commit_ds(ds_at);
@@ -134,6 +140,29 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
+  }
+
+  // The first Q tile of a work tile, if it sees none of this consumer's keys, as next to the
+  // diagonal of a causal mask: stores dS = 0, for dQ over all keys. The other consumer has the
+  // tensor cores for itself. Q tiles of later heads of a GQA group are masked instead.
+  __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind) {
+    const QState at = q_state_;
+    const DsState ds_at{at.count};
+    // Every warp waits for each phase, see BwdMainloop::skip_tile().
+    storage_.q.consumer_wait(at);
+    storage_.dout.consumer_wait(at);
+    storage_.ds.producer_acquire(ds_at);
+    const PFragment zeros = {};
+    this->store_ds(zeros, ds_at.stage());
+    this->commit_ds(ds_at);
+    this->release_dout(at);
+    this->warpgroup_sync();
+    if (leader()) {
+      if (kind & Base::kLast) this->release_v();
+      storage_.q.consumer_release(at);
+    }
+    q_state_.advance();
+    this->advance(q_coord, kind, q_state_.count);
   }
 
   // Passes dQ of a Q tile to its reducer. start_next(): what is issued before the last stage is

@@ -303,8 +303,9 @@ class BwdWarpgroupBase {
     if (lane() == 0) storage_.dout.consumer_release(at);
   }
 
-  // Releases K of the work tile, and V unless it was released early.
+  // Releases K and V of the work tile, unless they were released early.
   __device__ __forceinline__ void release_kv() const {
+    if (Config::kEarlyReleaseK && Config::kEarlyReleaseV) return;
     if (!leader() || work_tile().iter_end == work_tile().iter_begin) return;
     release_k(storage_, work_tile());
     if (!Config::kEarlyReleaseV) release_v();

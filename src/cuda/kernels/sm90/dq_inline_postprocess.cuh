@@ -65,7 +65,7 @@ class DqPostprocessScheduler {
                                                     BwdSharedStorage<Config>& storage)
       : params_(params), storage_(storage), tile_(storage.dq_postprocess.tile) {}
 
-  // Passes the tile that was taken to the dQ warpgroup, if it is complete.
+  // Passes the tile that was taken to those who convert, if it is complete.
   __device__ __forceinline__ void poll() const {
     if (!tile_.valid) {
       if (!pipeline().producer_test({tile_.sent}) || !next_tile()) return;
@@ -225,6 +225,111 @@ class DqInlinePostprocess {
 
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
+};
+
+// Converts dQ tiles where there is no dQ warpgroup, in half of the scheduler's warp. Registers are
+// few: a tile passes through shared memory in blocks of 64 queries x 32 columns, as a consumer
+// filled a stage of dQ. The threads synchronise by mbarriers alone: the scheduler runs beside them.
+template <class Config>
+class DqHalfWarpPostprocess {
+  using T = typename Config::T;
+  static constexpr int kBlockBytes = 64 * 32 * 4;
+
+ public:
+  __device__ __forceinline__ DqHalfWarpPostprocess(const BackwardParams& params, uint32_t shared,
+                                                   BwdSharedStorage<Config>& storage)
+      : params_(params), storage_(storage), shared_(shared) {
+    static_assert(Config::kSplitsKPanel && Config::kDqStageBytes == kBlockBytes, "see column_of()");
+  }
+
+  // Converts the tiles that DqPostprocessScheduler passes, until there are no more.
+  __device__ __forceinline__ void run() const {
+    for (PipelineState<1> tiles;; tiles.advance()) {
+      while (!storage_.dq_postprocess.pipeline.consumer_test(tiles)) __nanosleep(100);
+      if (tile().rows < 0) break;
+#pragma unroll 1
+      for (int32_t block = 0; block < Config::kDqFills; ++block) {
+        const PipelineState<1> at{tiles.count * Config::kDqFills + block};
+        load(at, block);
+        convert(column_of(block));
+        storage_.dq_postprocess.blocks.consumer_release(at);
+      }
+      storage_.dq_postprocess.pipeline.consumer_release(tiles);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) % kHalfWarp; }
+  __device__ __forceinline__ const volatile DqPostprocessTile& tile() const {
+    return storage_.dq_postprocess.tile;
+  }
+
+  // Loads a block, unless no key was seen.
+  __device__ __forceinline__ void load(PipelineState<1> at, int32_t block) const {
+    auto& blocks = storage_.dq_postprocess.blocks;
+    if (thread() == 0) {
+      blocks.producer_acquire(at);
+      const float4* from = tile().from;
+      if (from) {
+        ptx::fence_async_proxy_global();
+        blocks.producer_expect(at, kBlockBytes);
+        ptx::bulk_load(shared_ + Config::kDqBlock, from + block * (kBlockBytes / 16), kBlockBytes,
+                       blocks.full_barrier(at).address());
+      } else {
+        blocks.producer_commit(at);
+      }
+    }
+    blocks.consumer_wait(at);
+  }
+
+  // Converts 16 queries, one of each thread, x 8 columns at a time: four pairs, which lie 16 bytes
+  // apart. Every two rows begin with another pair, so that no two threads read the same bank.
+  __device__ __forceinline__ void convert(int32_t first_column) const {
+    const uint32_t seen = tile().from ? ~0u : 0;
+#pragma unroll 1
+    for (int32_t rows = 0; rows < 64; rows += 16) {
+      const int32_t first = thread() / 2 % 4, row = rows + thread();
+      const uint32_t from = shared_ + Config::kDqBlock + rows * 32 + thread() % 8 * 64 +
+                            thread() / 8 * 8 + first * 16;
+      char* to = tile().to + row * params_.common.args.dq.stride_seq * 2 + first_column * 2;
+      const int32_t columns = row < tile().rows ? params_.common.problem.dim_qk - first_column : 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 x = ptx::load_shared_pair((from ^ i * 16) + n * 2048);
+          const float scale = params_.common.problem.scale;
+          words[i] = ptx::pack<T>(x.x * scale, x.y * scale) & seen;  // pair i ^ first
+        }
+        exchange<1>(words, first & 1);
+        exchange<2>(words, first & 2);
+        ptx::store_if(n * 8 < columns, to + n * 16, words);
+      }
+    }
+  }
+
+  // Exchanges words i and i ^ kBit, if `exchanges`.
+  template <int kBit>
+  static __device__ __forceinline__ void exchange(uint32_t (&words)[4], bool exchanges) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & kBit) continue;
+      const uint32_t x = words[i], y = words[i | kBit];
+      words[i] = exchanges ? y : x;
+      words[i | kBit] = exchanges ? x : y;
+    }
+  }
+
+  // The first column of a block: a consumer has 64 columns of a panel of its own and 32 of panel 1.
+  static __device__ __forceinline__ int32_t column_of(int32_t block) {
+    const int32_t consumer = block / 3, stage = block - consumer * 3;
+    return stage < 2 ? consumer * 128 + stage * 32 : 64 + consumer * 32;
+  }
+
+  const BackwardParams& params_;
+  BwdSharedStorage<Config>& storage_;
+  const uint32_t shared_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -65,7 +65,9 @@ class DqReducer {
             }
           };
           for_each_tile<Config>(work_tile, params_, add, skip);
-          storage_.work.consumer_release(at);
+          // Where registers are scarce, the stage is found anew.
+          storage_.work.consumer_release(
+              kHalfWarpPostprocess<Config> ? WorkTileState{no_hoist(at.count)} : at);
         });
     ptx::bulk_wait();
     if constexpr (Config::kInlinePostprocess) {

@@ -7,7 +7,7 @@
 // consumer warpgroup computes 64 rows. A step issues Q K^T of a KV tile together with P V of the
 // tile before it; its softmax overlaps the WGMMAs of the other warpgroups, which issue in a fixed
 // order. If rows see only half of their first or last KV tile, only that half's scores are
-// computed, where registers allow.
+// computed, where registers allow. A short last wave is split along its keys: fwd_stream_k.cuh.
 //
 // Fixed-base softmax. P = 2^(s - r) gives the same O for any base r. r is the row maximum of the
 // first KV tiles visited and then stays, so that the mainloop needs no maxima, no shuffles and no
@@ -70,13 +70,13 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
       if constexpr (Config::kHasDenseBias) {
         BiasProducer<Config> bias(params, ptx::shared_address(shared), storage);
-        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile) {
+        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile, uint32_t) {
           producer.load(work_tile);
           bias.load(work_tile);
         });
       } else {
-        for_each_work_tile(storage,
-                           [&producer](const auto& work_tile) { producer.load(work_tile); });
+        for_each_work_tile(
+            storage, [&producer](const auto& work_tile, uint32_t) { producer.load(work_tile); });
       }
     }
   } else {

@@ -9,7 +9,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/kernels/sm90/work_tile.cuh"
+#include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/device/pipeline.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -52,17 +52,23 @@ struct ForwardConfig {
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static_assert(kCtasPerSm == 1 || kConsumers == 1,
                 "kCtasPerSm > 1 needs kConsumers == 1: kConsumerRegisters");
-  static constexpr int kProducerRegisters = kConsumers * kCtasPerSm == 3 ? 32
-                                            : kOnlineSoftmax             ? 56
-                                                                         : 40;
-  static constexpr int kConsumerRegisters = kCtasPerSm == 3   ? 128
-                                            : kCtasPerSm == 2 ? 216
+  // Small CTAs share the registers of a multiprocessor. Producers that look at a block mask need
+  // more.
+  static constexpr int kProducerRegisters = kCtasPerSm == 3 && kHasBlockMask ? 48
+                                            : kConsumers * kCtasPerSm == 3   ? 32
+                                            : kOnlineSoftmax                 ? 56
+                                                                             : 40;
+  static constexpr int kConsumerRegisters = kCtasPerSm == 3   ? 160 - kProducerRegisters
+                                            : kCtasPerSm == 2 ? 256 - kProducerRegisters
                                             : kConsumers == 3 ? 160
                                             : kOnlineSoftmax  ? 224
                                                               : 232;
 
   static constexpr bool kIsFp8 = false;
   static constexpr bool kPacksHeads = false;  // see PackedHeads
+  // Tiles of the last wave may be split along their keys, see plan_stream_k_tile(). D = 64 is 2 %
+  // slower with the code for it where rows see few keys.
+  static constexpr bool kUseStreamK = ScoreMod::kIsPlain && kConsumers > 1 && kDimV != 64;
 
   // Panels have 64 columns, 128 bytes per row.
   static constexpr int kPanelColumns = 64, kPanelBytes = 128;
@@ -108,7 +114,7 @@ constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 // Packed heads: the split of each planned work tile.
 struct PackedTile {
-  int32_t split_idx, is_split;  // the sequence has several splits
+  int32_t split_idx;
   Interval keys;
 };
 template <bool kPacksHeads>
@@ -119,8 +125,10 @@ struct PackedTiles<true> {
 };
 
 template <class Config>
-struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-                       PackedTiles<Config::kPacksHeads> {
+struct SharedStorage
+    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+      VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages, Config::kConsumers>,
+      PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
@@ -129,7 +137,7 @@ struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, 
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed
   int32_t base_overflowed;              // redo_queue is not empty
-  int32_t redo_queue[kRedoCapacity];    // by redo_slot: linear_idx + 1, or 0
+  int32_t redo_queue[kRedoCapacity];    // by redo_slot: work_idx + 1, or 0
 };
 
 template <class Config>

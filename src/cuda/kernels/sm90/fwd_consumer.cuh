@@ -2,7 +2,7 @@
 // state of which its epilogue and its score modifications are views.
 #pragma once
 
-#include "cuda/kernels/sm90/fwd_config.cuh"
+#include "cuda/kernels/sm90/fwd_stream_k.cuh"
 #include "cuda/device/smem_tile.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -36,6 +36,19 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   __device__ __forceinline__ const volatile PackedTile& packed_tile() const {
     return storage_.packed_tiles[work_state_.stage()];
   }
+  // The results of the work tile are partial if it has a part of its rows' keys; the first part
+  // also has the sink.
+  static constexpr bool kMayBePartial = Config::kPacksHeads || Config::kUseStreamK;
+  __device__ __forceinline__ bool is_partial() const {
+    return kMayBePartial && work_tile().is_partial;
+  }
+  __device__ __forceinline__ bool is_first_part() const {
+    if constexpr (Config::kPacksHeads) return packed_tile().split_idx == 0;
+    if constexpr (!Config::kUseStreamK) return true;
+    if (!is_partial()) return true;
+    const StreamK::Partial partial = partial_of(params_, work_tile().work_idx);
+    return partial.index == partial.first;
+  }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   // This lane has two rows of the tile, row() and row() + 8; `mi` is 0 or 1 for them.
   __device__ __forceinline__ int32_t row() const {
@@ -58,10 +71,15 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   }
   // The number of a row's partial result.
   __device__ __forceinline__ int64_t partial_row(int32_t i) const {
-    const int64_t part =
-        static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
-    return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
-           query_of(i);
+    if constexpr (Config::kUseStreamK) {
+      const int64_t partial = partial_of(params_, work_tile().work_idx).index;
+      return partial * kTileQ + i - work_tile().query;
+    } else {
+      const int64_t part =
+          static_cast<int64_t>(packed_tile().split_idx) * params_.args.shape.batch + work_tile().b;
+      return (part * params_.problem.heads_q + head_of(i)) * params_.packed.partial_queries +
+             query_of(i);
+    }
   }
 
   // Calls process() for each work tile.

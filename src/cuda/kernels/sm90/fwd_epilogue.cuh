@@ -21,7 +21,7 @@ class FwdEpilogue {
   template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
     bool fp32 = !kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    if constexpr (Config::kPacksHeads) fp32 |= is_partial();
+    if (!kShort) fp32 |= consumer_.is_partial();
     if (fp32) {
       store_fp32(o, nonfinite);
     } else {
@@ -65,9 +65,6 @@ class FwdEpilogue {
                       work_tile().offset_q + consumer_.query_of(i));
   }
 
-  // Packed heads: whether the work tile is a split of a sequence, whose results are partial.
-  __device__ __forceinline__ bool is_partial() const { return consumer_.packed_tile().is_split; }
-
   const FwdConsumer<Config>& consumer_;
   const ForwardParams& params_;
 
@@ -85,11 +82,11 @@ class FwdEpilogue {
       const int32_t i = work_tile().query + row() + mi * 8;
       int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;
-      if constexpr (Config::kPacksHeads) {
+      if constexpr (FwdConsumer<Config>::kMayBePartial) {
         if (!consumer_.has_head(i)) columns = 0;
-        if (is_partial()) {
+        if (consumer_.is_partial()) {
           const int64_t to = columns > 0 ? consumer_.partial_row(i) : 0;
-          out = params_.packed.partial_o + to * params_.problem.dim_v + lane() % 4 * 2;
+          out = params_.partial_o + to * params_.problem.dim_v + lane() % 4 * 2;
         }
       }
 #pragma unroll

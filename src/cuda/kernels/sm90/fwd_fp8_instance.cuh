@@ -20,6 +20,7 @@ constexpr ForwardEntry fwd_fp8_instance() {
           Config::kThreads,
           kSharedBytes<Config>,
           Config::kCost,
+          Config::kUseStreamK,
           &fwd_fp8_kernel<Config>};
 }
 

@@ -13,9 +13,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   using Base = FwdSoftmax<Config, FwdFp8Epilogue<Config>>;
   using Element = ptx::E4m3;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
-  using Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   using Base::score_mod;
+  using Base::softmax_base_, Base::row_sum_, Base::s_;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
@@ -40,7 +40,6 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   }
 
   __device__ __forceinline__ void process_tile() {
-    kv_tiles_.reset();
     int32_t n = work_tile().kv_end - 1;
     load_exponent_scale();
     storage_.q.consumer_wait(q_state_, warpgroup_);
@@ -54,7 +53,6 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
       }
     } else {
       this->skip_tiles(kv_state_, n, warpgroup_tile().kv_end);
-      n = kv_tiles_.last_visible(work_tile(), n, warpgroup_tile().kv_begin);
       first_step(n);
       n = next_tile(n);
       while (n >= warpgroup_tile().kv_begin) {
@@ -86,8 +84,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   }
 
   __device__ __forceinline__ int32_t next_tile(int32_t n) {
-    if constexpr (!kIsRuntime) return n - 1;
-    return kv_tiles_.last_visible(work_tile(), n - 1, warpgroup_tile().kv_begin);
+    if (!kMayHideTiles<Config> || n <= warpgroup_tile().kv_begin) return n - 1;
+    return this->wait_k(KvState{kv_state_.count + 1}, n - 1);
   }
 
   // Whether every row sees every key of tile n and has seen one before, and keeps its base.
@@ -98,7 +96,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   }
 
   __device__ __forceinline__ void first_step(int32_t n) {
-    storage_.k.consumer_wait(kv_state_);
+    this->wait_k(kv_state_, n);
     gemm_qk(kv_state_);
     reset();
     ptx::wgmma_wait<0>();

@@ -18,6 +18,7 @@ constexpr ForwardEntry forward_entry() {
           Config::kThreads,
           kSharedBytes<Config>,
           Config::kCost,
+          Config::kUseStreamK,
           &fwd_kernel<Config>};
 }
 

@@ -14,8 +14,9 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base = FwdSoftmax<Config>;
   using T = typename Config::T;
   using Base::base, Base::score_mod, Base::release_q, Base::work_tile, Base::warpgroup_tile;
+  using Base::block_mask_hides_keys_, Base::block_mask_hides_tile_, Base::softmax_base_,
+      Base::row_sum_, Base::s_, Base::s_half_;
   using Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
-  using Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_, Base::s_half_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
   // With ALiBi the first keys have the lowest bias. bf16 has the range of fp32.
@@ -69,29 +70,28 @@ class FwdMainloop : FwdSoftmax<Config> {
     return n;
   }
 
-  // Block masks: the steps after that of tile n. Once every row has seen every key of a tile, tiles
-  // that hide nothing keep the base. Returns the last tile that it visited.
-  __device__ __forceinline__ int32_t block_mask_steps(int32_t n, int32_t full) {
-    const int32_t first = warpgroup_tile().kv_begin;
-    const auto is_full = [&] {
-      return n >= full && n < warpgroup_tile().full_end && kv_tiles_.full(n);
-    };
+  // The steps after that of tile n, where a block mask may hide tiles; tile `first` is visible.
+  // Kernels for block masks alone: once every row has seen every key of a tile, tiles that hide
+  // nothing keep the base. Returns the tile below `first`.
+  __device__ __forceinline__ int32_t visible_tile_steps(int32_t n, int32_t first, int32_t full) {
+    const int32_t full_end = warpgroup_tile().full_end;
+    const auto is_full = [&] { return n >= full && n < full_end && !block_mask_hides_keys_; };
     bool fixed = is_full();
-    for (;;) {
-      const int32_t before = n;
-      n = kv_tiles_.last_visible(work_tile(), n - 1, first);
-      if (n < first) return before;
-      if (fixed && is_full()) {
+    while (n > first) {
+      n = this->wait_k(KvState{kv_state_.count + 1}, n - 1);
+      if (block_mask_hides_tile_) {
+        hidden_step(n);
+      } else if (Config::kHasBlockMask && fixed && is_full()) {
         step<ScorePath::kPlain>(s_, n);
       } else {
         step<ScorePath::kOnline>(s_, n);
         fixed |= is_full();
       }
     }
+    return n - 1;
   }
 
   __device__ __forceinline__ void process_tile() {
-    kv_tiles_.reset();
     // These are read together, so that the loads overlap.
     const int32_t begin = work_tile().kv_begin, first = warpgroup_tile().kv_begin,
                   end = warpgroup_tile().kv_end;
@@ -118,15 +118,14 @@ class FwdMainloop : FwdSoftmax<Config> {
         --n;
       } else {
         this->skip_tiles(kv_state_, n, end);
-        n = kv_tiles_.last_visible(work_tile(), n, first);
         first_step(n, kv_state_, lower);
-        if constexpr (Config::kHasBlockMask) n = block_mask_steps(n, full);
         --n;
       }
-      if constexpr (!Config::kHasBlockMask) {
+      if constexpr (kMayHideTiles<Config>) {
+        n = visible_tile_steps(n + 1, first, full);
+      } else {
 #pragma unroll 1
-        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-          step<ScorePath::kOnline>(s_, n);
+        for (; n >= fixed_end; --n) step<ScorePath::kOnline>(s_, n);
       }
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
@@ -170,7 +169,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Q K^T and softmax of the first KV tile, or of its lower half.
   __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half) {
-    storage_.k.consumer_wait(state);
+    n = this->wait_k(state, n);
     if (Config::kHalfTiles && lower_half) {
       if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower>(s_half_, n, state);
     } else {
@@ -223,7 +222,12 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
     constexpr bool kIsOnline = kPath == ScorePath::kOnline;
-    storage_.k.consumer_wait(kv_state_);
+    if constexpr (kMayHideTiles<Config>) {  // has waited, to learn of tile n
+    } else if constexpr (kPath == ScorePath::kPlain) {
+      storage_.k.consumer_wait_with_pair(kv_state_, softmax_base_);
+    } else {
+      storage_.k.consumer_wait(kv_state_);
+    }
     this->warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
     storage_.v.consumer_wait(v_state);
@@ -266,6 +270,22 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kIsOnline) rescale_o(o_scale);
   }
 
+  // P V of tile n + 1. No row of this warpgroup sees a key of tile n: its P is 0.
+  __device__ __forceinline__ void hidden_step(int32_t n) {
+    const KvState v_state = kv_state_;
+    kv_state_.advance();
+    const bool last = n == warpgroup_tile().kv_begin;
+    this->warp_scheduler_sync();
+    storage_.v.consumer_wait(v_state);
+    gemm_pv(v_state);
+    this->warp_scheduler_arrive();
+    wait_pv(v_state);
+    this->consumer_release(storage_.k, kv_state_);
+    if (Config::kSeparateO && last) release_q();
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = 0;
+  }
+
   // The KV tiles of a redone work tile, from tile `next` on. The base is that of every tile so far,
   // and it is subtracted exactly, from rounded scores. The steps overlap nothing, as they are rare,
   // and are all alike, so that their code is short. It has a counter of its own: the usual steps
@@ -277,8 +297,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     reset_accumulators();
     bool in_order = false;
 #pragma unroll 1
-    for (; (n = kv_tiles_.last_visible(work_tile(), n, first)) >= first; --n) {
-      storage_.k.consumer_wait(kv_state_);
+    for (; n >= first; --n) {
+      n = this->wait_k(kv_state_, n);
       if (in_order) this->warp_scheduler_sync();
       gemm_qk<KvHalf::kBoth>(s_, kv_state_);
       if (in_order) this->warp_scheduler_arrive();

@@ -10,20 +10,20 @@ namespace flashattn::cuda::sm90 {
 
 template <class T, int kDim, int kConsumers, int kTileKv>
 struct PackedForwardConfig : ForwardConfig<T, kDim, kDim, kConsumers, kTileKv, ScoreModChain<>, 1> {
-  static constexpr bool kPacksHeads = true;
+  static constexpr bool kPacksHeads = true, kUseStreamK = false;
 };
 
 // Plans a work tile as plan_work_tile() does: rows of a KV head, and a split. Splits begin at
 // multiples of the KV tile.
 template <class Config>
-__device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, int32_t linear_idx,
+__device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, int32_t work_idx,
                                                  bool redo, WorkTile<Config::kConsumers>& work_tile,
                                                  PackedTile& packed_tile) {
   constexpr int kTileKv = Config::kTileKv, kConsumers = Config::kConsumers;
   const Problem& problem = params.problem;
   const PackedHeads& packed = params.packed;
   const int32_t lane = threadIdx.x % 32, log2_group = packed.log2_group;
-  const L2Swizzle::Tile position = params.swizzle.tile(linear_idx);
+  const L2Swizzle::Tile position = params.swizzle.tile(work_idx);
   // The last Q tiles come first: with a causal mask they take longest.
   const int32_t from_end = packed.by_splits.quotient(position.tile_idx);
   const int32_t split_idx = position.tile_idx - from_end * packed.max_splits;
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
   if (first >= end || (split_idx > 0 && keys.begin >= keys.end)) return false;
   if (lane == 0) {
     work_tile.kind = WorkKind::kTile;
-    work_tile.linear_idx = linear_idx;
+    work_tile.work_idx = work_idx;
     work_tile.redo_online = redo;
     work_tile.b = b;
     work_tile.h = (position.head_idx - b * problem.heads_kv) * problem.q_heads_per_kv_head();
@@ -51,7 +51,7 @@ __device__ __forceinline__ bool plan_packed_tile(const ForwardParams& params, in
     work_tile.offset_q = sequence.offset_q;
     work_tile.offset_kv = sequence.offset_kv;
     packed_tile.split_idx = split_idx;
-    packed_tile.is_split = keys.end - keys.begin < len.kv;
+    work_tile.is_partial = keys.end - keys.begin < len.kv;
     packed_tile.keys = keys;
   }
   WarpgroupTile warpgroup{};

@@ -4,10 +4,12 @@
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/kernels/sm90/fwd_config.cuh"
 #include "cuda/kernels/sm90/fwd_packed.cuh"
+#include "cuda/kernels/sm90/fwd_stream_k.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// The dynamic tile scheduler, one warp: it plans Q tiles, up to kWorkStages ahead.
+// The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. Their
+// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K see is_split().
 template <class Config>
 class SchedulerWarp {
  public:
@@ -16,32 +18,32 @@ class SchedulerWarp {
       : params_(params), storage_(storage), leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    const int32_t tiles = params_.swizzle.count();
-    int32_t next = blockIdx.x;
+    const int32_t end = first_of(work_items());
+    int32_t next = first_of(blockIdx.x);
     if (next == 0) clear_counter();
     int32_t redo_slot = 0;  // tiles since the last drain
     bool redo = false;
     for (;;) {
-      int32_t linear_idx = -1;
+      int32_t work_idx = -1;
       bool taken = false;
       if (redo && redo_slot < kRedoCapacity) {
-        linear_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
+        work_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
         __syncwarp();
         if (leader_) storage_.redo_queue[redo_slot] = 0;
-      } else if (!redo && redo_slot < kRedoCapacity && next < tiles) {
-        linear_idx = next;
+      } else if (!redo && redo_slot < kRedoCapacity && next < end) {
+        work_idx = next;
         taken = true;
       } else {
         redo = !redo && drain();
-        if (!redo && next >= tiles) break;
+        if (!redo && next >= end) break;
         redo_slot = 0;
         continue;
       }
-      if (linear_idx >= 0) {
+      if (work_idx >= 0) {
         storage_.work.producer_acquire(work_state_);
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
-        if (plan(linear_idx, redo, work_tile)) {
+        if (plan(work_idx, redo, work_tile)) {
           if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.
@@ -49,26 +51,40 @@ class SchedulerWarp {
           phases_ ^= 2;
         }
       }
-      if (taken) next = next_tile();
-      if (linear_idx >= 0 || redo) ++redo_slot;
+      if (taken) next = has_second(work_idx) ? work_idx + 1 : next_tile();
+      if (work_idx >= 0 || redo) ++redo_slot;
     }
     send(WorkKind::kEnd);
   }
 
  private:
-  __device__ __forceinline__ bool plan(int32_t linear_idx, bool redo,
+  __device__ __forceinline__ int32_t work_items() const {
+    if constexpr (Config::kUseStreamK) return params_.stream_k.work_items;
+    return params_.swizzle.count();
+  }
+  // The first work tile of a work item; whether the item has another after this.
+  static __device__ __forceinline__ int32_t first_of(int32_t work_item) {
+    return Config::kUseStreamK ? 2 * work_item : work_item;
+  }
+  __device__ __forceinline__ bool has_second(int32_t work_idx) const {
+    if constexpr (!Config::kUseStreamK) return false;
+    return is_split(params_, work_idx) && partial_of(params_, work_idx).more;
+  }
+
+  __device__ __forceinline__ bool plan(int32_t work_idx, bool redo,
                                        WorkTile<Config::kConsumers>& work_tile) {
     if constexpr (Config::kPacksHeads) {
-      return plan_packed_tile<Config>(params_, linear_idx, redo, work_tile,
+      return plan_packed_tile<Config>(params_, work_idx, redo, work_tile,
                                       storage_.packed_tiles[work_state_.stage()]);
+    } else if constexpr (Config::kUseStreamK) {
+      return plan_stream_k_tile<Config>(params_, work_idx, redo, work_tile);
     } else {
-      return plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
-                                                                        work_tile);
+      return plan_work_tile<Config>(params_, work_idx, work_idx, {}, redo, work_tile);
     }
   }
 
   __device__ __forceinline__ int32_t next_tile() {
-    if (params_.tile_counter == nullptr) return INT32_MAX;
+    if (params_.tile_counter == nullptr) return kNoWork;
     int32_t taken = 0;
     if (leader_) {
       TileCounter& counter = *params_.tile_counter;
@@ -77,9 +93,9 @@ class SchedulerWarp {
         if (!counter_cleared_) __nanosleep(100);
       }
       taken = atomicAdd(&counter.taken, 1);
-      if (taken == params_.swizzle.count() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
+      if (taken == work_items() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
     }
-    return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);
+    return first_of(static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0));
   }
 
   __device__ __forceinline__ void clear_counter() const {
@@ -99,11 +115,14 @@ class SchedulerWarp {
   // hide.
   __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
-    int32_t begin = work_tile.kv_begin, end = work_tile.kv_end;
-    if (begin < end) {
+    // From shared memory at each use: registers are scarce.
+    const volatile WorkTile<Config::kConsumers>& at = work_tile;
+    int32_t end = at.kv_end, begin = end;
+    if (at.kv_begin < end) {
       KvTiles<Config> kv_tiles(params_);
-      end = kv_tiles.last_visible(work_tile, end - 1, begin) + 1;
-      begin = end <= begin ? end : kv_tiles.first_visible(work_tile, begin, end);
+      end = kv_tiles.last_visible(at, end - 1, at.kv_begin) + 1;
+      if (leader_) storage_.last_windows[work_state_.stage()] = kv_tiles.window();
+      begin = end <= at.kv_begin ? end : kv_tiles.first_visible(at, at.kv_begin, end);
     }
     __syncwarp();
     if (!leader_) return;
@@ -141,7 +160,7 @@ class SchedulerWarp {
   bool counter_cleared_ = false;
 };
 
-// Calls load(work_tile) for each work tile; all lanes of a warp call it.
+// Calls load(work_tile, stage) for each work tile; all lanes of a warp call it.
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {
@@ -149,7 +168,7 @@ __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storag
     const volatile WorkTile<Config::kConsumers>& work_tile = storage.work_tiles[work_state.stage()];
     const WorkKind kind = work_tile.kind;
     if (kind == WorkKind::kEnd) break;
-    if (kind == WorkKind::kTile) load(work_tile);
+    if (kind == WorkKind::kTile) load(work_tile, work_state.stage());
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.work.consumer_release(work_state);
   }
@@ -264,9 +283,8 @@ class KvProducer {
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile) {
-      load(work_tile);
-    });
+    for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile,
+                                        uint32_t stage) { load(work_tile, stage); });
   }
 
  private:
@@ -285,7 +303,8 @@ class KvProducer {
     int32_t page, row;
   };
 
-  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile) {
+  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile,
+                                       uint32_t stage) {
     const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
@@ -300,27 +319,28 @@ class KvProducer {
       return;
     }
     KvTiles<Config> kv_tiles(params_);
+    if constexpr (kMayHideTiles<Config>) kv_tiles.restore(storage_.last_windows[stage]);
     PageBox page = look_up_page(keys, n);
     if (loads_k_) {
-      load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, page);
+      load_k_tile(kv_tiles, keys, n, page);
       if (!Config::kQProducerWarp) q_producer_.load(work_tile);
     }
+    kv_tiles.look_ahead(work_tile, n, begin);
     bool signalled = !loads_v_;
     // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
-      if (!signalled && n <= begin + kPrefetchDistance) {
+      if (!signalled &&
+          (n <= begin + kPrefetchDistance || kv_tiles.few_left(n, begin, kPrefetchDistance))) {
         signal_prefetch_next();
         signalled = true;
       }
       const PipelineState<Config::kStages> v_state = kv_state_;
       kv_state_.advance();
-      const int32_t after = kv_tiles.last_visible(work_tile, n - 1, begin);
+      const int32_t after = kv_tiles.after(n);
       const PageBox page_after = look_up_page(keys, after);
-      if (after >= begin && loads_k_) {
-        load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, after,
-                                        page_after);
-      }
+      if (after >= begin && loads_k_) load_k_tile(kv_tiles, keys, after, page_after);
+      kv_tiles.look_ahead(work_tile, after, begin);  // before the wait for V's buffer
       if constexpr (Config::kIsFp8) {
         if (loads_v_) load_transposed_v_tile(v_state, keys, n);
       } else if (loads_v_) {
@@ -356,6 +376,17 @@ class KvProducer {
     const int32_t page_idx = own / params_.problem.page_size;
     return {in.page_table[keys.batch * in.page_table_stride + page_idx],
             own - page_idx * params_.problem.page_size};
+  }
+
+  __device__ __forceinline__ void load_k_tile(const KvTiles<Config>& kv_tiles, const KvSource& keys,
+                                              int32_t n, PageBox own) {
+    if constexpr (kMayHideTiles<Config>) {
+      storage_.k.producer_acquire(kv_state_);
+      if (leader_)
+        storage_.stage_tiles[kv_state_.stage()] =
+            StageTile<Config::kConsumers>::of(kv_tiles, n).word;
+    }
+    load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, own);
   }
 
   // Loads tile n of K or V once consumers have released the stage.

@@ -191,10 +191,8 @@ class FwdScoreMod {
   }
 
   // Sets scores that the block mask hides to -inf.
-  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n,
-                                                   const KvTiles<Config>& kv_tiles) const {
-    if constexpr (ScoreMod::template kHas<BlockMask>) {
-      if (kv_tiles.full(n)) return;
+  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n) const {
+    if constexpr (kMayHideTiles<Config>) {
       const BlockMask blocks =
           BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
 #pragma unroll

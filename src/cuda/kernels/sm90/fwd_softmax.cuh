@@ -32,13 +32,27 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
                                         SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
+      : Base(params, shared, storage, warpgroup) {}
 
   __device__ __forceinline__ ScoreMod score_mod() const { return ScoreMod(*this); }
 
   // The first key of a half, relative to the tile.
   template <KvHalf kHalf>
   static constexpr int kFirstKey = kHalf == KvHalf::kUpper ? kTileKv / 2 : 0;
+
+  // Waits for K of a stage and returns its KV tile: n, unless a block mask may hide tiles.
+  __device__ __forceinline__ int32_t wait_k(const PipelineState<Config::kStages>& state,
+                                            int32_t n) {
+    storage_.k.consumer_wait(state);
+    if constexpr (kMayHideTiles<Config>) {
+      const volatile uint32_t& word = storage_.stage_tiles[state.stage()];
+      const StageTile<Config::kConsumers> tile{word};
+      block_mask_hides_keys_ = !tile.full(this->warpgroup_);
+      block_mask_hides_tile_ = Config::kConsumers > 1 && !tile.visible(this->warpgroup_);
+      n = tile.n();
+    }
+    return n;
+  }
 
   // Begins the rows of a work tile: no key seen, and the keys that each row sees.
   __device__ __forceinline__ void reset_rows() {
@@ -68,7 +82,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         if (params_.problem.mask & FLASHATTN_MASK_TREE) score_mod().apply_tree_mask(s_, n);
       }
     }
-    score_mod().apply_block_mask(s_, n, kv_tiles_);
+    if (kMayHideTiles<Config> && block_mask_hides_keys_) score_mod().apply_block_mask(s_, n);
   }
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
@@ -231,8 +245,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
       softmax_base_[mi] = top;
     };
+    if (!this->is_first_part()) return false;
     if constexpr (Config::kPacksHeads) {
-      if (this->packed_tile().split_idx > 0) return false;  // the first split has it
       bool overflows = false;
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
@@ -306,7 +320,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
     }
     if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
-      storage_.redo_queue[work_tile().redo_slot] = work_tile().linear_idx + 1;
+      storage_.redo_queue[work_tile().redo_slot] = work_tile().work_idx + 1;
       storage_.base_overflowed = 1;
     }
   }
@@ -328,16 +342,23 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
   }
 
-  // Packed heads: LSE, or the partial sum of a split.
+  __device__ __forceinline__ void store_partial_sum(bool redo) const {
+    if constexpr (Base::kMayBePartial) {
+      const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
+      if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
+      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
+      params_.partial_sums[this->partial_row(i)] = {base * (log2_unit(redo) * kLn2),
+                                                    mi == 0 ? row_sum_[0] : row_sum_[1]};
+    }
+  }
+
   __device__ __forceinline__ void store_packed_lse(bool redo) const {
     if constexpr (Config::kPacksHeads) {
       const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
       if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
       const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1], unit = log2_unit(redo);
       const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-      if (this->packed_tile().is_split) {
-        params_.packed.partial_sums[this->partial_row(i)] = {base * (unit * kLn2), l};
-      } else if (params_.args.lse) {
+      if (params_.args.lse) {
         const RowLayout layout = row_layout(params_.problem, params_.args.shape);
         params_.args
             .lse[work_tile().b * layout.batch_stride + this->head_of(i) * layout.head_stride +
@@ -366,11 +387,16 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
     Epilogue(*this).template store<kShort>(o, redo, nonfinite);
-    store_lse(redo);
+    if (!kShort && this->is_partial()) {
+      store_partial_sum(redo);
+    } else {
+      store_lse(redo);
+    }
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK)) {
+    if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
+        !this->is_partial()) {
       finish_tile<true>(o, unit, redo);
     } else {
       finish_tile<false>(o, unit, redo);
@@ -393,7 +419,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
-  KvTiles<Config> kv_tiles_;
+  // Of the KV tile that wait_k() found last: it hides a key, or all keys, from this warpgroup.
+  bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];

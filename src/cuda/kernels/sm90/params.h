@@ -24,9 +24,6 @@ enum class ScoreModKind : int32_t {
   kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 
-// The largest head dimension with forward kernels of kBlockMask; larger heads have kRuntime.
-constexpr int32_t kMaxBlockMaskDim = 128;
-
 // The largest head dimension with backward kernels of kAlibi; larger heads have kSoftcapAlibi.
 constexpr int32_t kMaxAlibiDim = 128;
 
@@ -68,11 +65,8 @@ struct PackedHeads {
   SplitRule split;
   int32_t max_splits;  // of any sequence
   FastDivmod by_splits;
-  // Partial results of sequences with several splits, as in cuda::ForwardParams.
-  int32_t partial_queries;
-  float* partial_o;
-  PartialSum* partial_sums;
-  TreeParams tree;  // with TREE; the problem's masks are its hull then
+  int32_t partial_queries;  // as in cuda::ForwardParams
+  TreeParams tree;          // with TREE; the problem's masks are its hull then
 };
 
 struct ForwardParams {
@@ -91,6 +85,10 @@ struct ForwardParams {
   CUtensorMap bias;             // kDenseBias: (key, query, head, batch)
   // Heads of the swizzle are KV heads then, and its tiles (Q tile, split).
   PackedHeads packed;
+  StreamK stream_k;  // tiles are Q tiles, iterations are KV tiles; only kernels with kUseStreamK
+  // Partial results: of splits as in cuda::ForwardParams; stream-K: (partial, row of the tile).
+  float* partial_o;
+  PartialSum* partial_sums;
 };
 
 // Elements of V that share a descale in the kernel for LATENT_KV.

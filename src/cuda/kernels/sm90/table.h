@@ -13,6 +13,7 @@ struct ForwardEntry {
   ScoreModKind score_mod;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   TileCost cost;
+  bool uses_stream_k;
   void (*kernel)(ForwardParams);
 };
 

@@ -34,8 +34,9 @@ template <int kConsumers>
 struct WorkTile {
   WorkKind kind;
   int32_t redo_slot;    // its entry in redo_queue: the count of tiles since the last drain
-  int32_t linear_idx;   // its number in the order of L2Swizzle
-  int32_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
+  int32_t work_idx;     // its number: see SchedulerWarp
+  int16_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
+  int16_t is_partial;   // packed heads, stream-K: its results are of a part of its rows' keys
   int32_t b, h;
   int32_t query, query_end;  // the rows of the tile
   Lengths len;
@@ -82,11 +83,15 @@ __device__ __forceinline__ void set_kv_tiles(WarpgroupTile& warpgroup, const Key
   }
 }
 
-// Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
-// false if the tile has no row.
-template <int kTileKv, class ScoreMod, int kConsumers>
-__device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int32_t linear_idx,
-                                               bool redo, WorkTile<kConsumers>& work_tile) {
+// Plans Q tile `linear_idx` in the order of L2Swizzle, or the part of it that sees `keys`; all
+// lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns false if the tile
+// has no row.
+template <class Config>
+__device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int32_t work_idx,
+                                               int32_t linear_idx, const Interval& keys, bool redo,
+                                               WorkTile<Config::kConsumers>& work_tile) {
+  using ScoreMod = typename Config::ScoreMod;
+  constexpr int32_t kTileKv = Config::kTileKv, kConsumers = Config::kConsumers;
   constexpr bool kHasAlibi = ScoreMod::template kHas<Alibi>;
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
@@ -113,7 +118,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
     if (lane == 0) {
       work_tile.alibi_slope = slope;
       work_tile.kind = WorkKind::kTile;
-      work_tile.linear_idx = linear_idx;
+      work_tile.work_idx = work_idx;
       work_tile.redo_online = redo;
       work_tile.b = b;
       work_tile.h = q_head_of<ScoreMod>(params, position.head_idx);
@@ -128,7 +133,11 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   const Interval rows = intersect(
       {query + kWarpgroupRows * lane, query + kWarpgroupRows * (lane + 1)}, {0, query_end});
   if (lane < kConsumers && rows.begin < rows.end) {
-    set_kv_tiles<kTileKv>(warpgroup, key_span(problem.mask_rule(), rows, len), redo);
+    KeySpan span = key_span(problem.mask_rule(), rows, len);
+    if constexpr (Config::kUseStreamK) {
+      span = {intersect(span.any, keys), intersect(span.all, keys)};
+    }
+    set_kv_tiles<kTileKv>(warpgroup, span, redo);
     if constexpr (kHasAlibi) {
       warpgroup.diagonal =
           query + kWarpgroupRows * lane + diagonal_offset(problem.mask_rule(), len);

@@ -19,6 +19,9 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   return emulator::mbarrier_test(barrier, parity);
 }
+inline void mbarrier_wait_with_pair(uint32_t barrier, uint32_t parity, float, float) {
+  emulator::mbarrier_wait(barrier, parity);
+}
 inline void mbarrier_wait_if(bool valid, uint32_t barrier, uint32_t parity) {
   if (valid) emulator::mbarrier_wait(barrier, parity);
 }

@@ -59,6 +59,7 @@ inline void prefetch_l2(const void* from, uint32_t bytes) {
 }
 
 inline void prefetch_l2_line(const void*) {}
+inline void tma_prefetch_l2(const CUtensorMap* map, TmaCoord) { emulator::TensorMap::of(map); }
 
 inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
