@@ -22,10 +22,11 @@ def test_exponentials_overlap_pv(kernel: str, least: int) -> None:
 
 
 # Between work tiles code is executed once, and each instruction must be fetched: shorter code of
-# rare tiles made these kernels up to 3 % faster at 1k keys. What is unrolled by accident shows.
+# rare tiles made these kernels up to 3 % faster at 1k keys. What is unrolled by accident shows. The
+# parts of stream-K cost D = 128 nothing (H200, 1k: 689 TFLOP/s with and without), D = 64 2 %.
 @pytest.mark.parametrize("kernel, function, most", [
-    ("sm90_fwd_16_64_64_3_128_plain", "fwd_kernel", 7700),
-    ("sm90_fwd_16_128_128_3_64_plain", "fwd_kernel", 6200),
+    ("sm90_fwd_16_64_64_3_128_plain", "fwd_kernel", 7600),
+    ("sm90_fwd_16_128_128_3_64_plain", "fwd_kernel", 6300),
     ("sm90_mla_16_576_512", "mla_kernel", 8300),
     ("sm90_bwd_16_64_128_plain", "bwd_kernel", 7000),
     ("sm90_bwd_16_128_64_plain", "bwd_kernel", 5600)])
