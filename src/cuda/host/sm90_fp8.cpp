@@ -57,7 +57,8 @@ int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
   WorkspaceAllocator memory(nullptr);
   memory.take<TileCounter>(1);
   memory.take<uint8_t>(v_bytes(shape));
-  memory.take<float>(stream_k_.partial_floats(*kernel_.entry, shape));
+  ForwardParams unused;
+  stream_k_.take(*kernel_.entry, shape, &memory, &unused);
   return memory.unaligned_bytes();
 }
 
@@ -98,8 +99,9 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
   p.v_transposed = v_transposed;
   if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
-  float* const partial_o = memory.take<float>(stream_k_.partial_floats(*kernel_.entry, args.shape));
-  return stream_k_.launch(kernel_, &p, counter, partial_o, stream);
+  stream_k_.take(*kernel_.entry, args.shape, &memory, &p);
+  stream_k_.split(*kernel_.entry, &p);
+  return launch_forward(kernel_, &p, counter, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

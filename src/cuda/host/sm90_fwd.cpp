@@ -266,14 +266,15 @@ const NamedKernel& ForwardKernels::choose(const Shape& shape) const {
 }
 
 int64_t ForwardKernels::workspace(const Shape& shape) const {
-  int64_t partials = 0;
+  int64_t most = 0;
   for (const NamedKernel& named : kernels_) {
-    partials = std::max(partials, stream_k_.partial_floats(*named.kernel.entry, shape));
+    ForwardParams unused;
+    WorkspaceAllocator memory(nullptr);
+    memory.take<TileCounter>(1);
+    stream_k_.take(*named.kernel.entry, shape, &memory, &unused);
+    most = std::max(most, memory.unaligned_bytes());
   }
-  WorkspaceAllocator memory(nullptr);
-  memory.take<TileCounter>(1);
-  memory.take<float>(partials);
-  return memory.unaligned_bytes();
+  return most;
 }
 
 std::string ForwardKernels::describe(const Shape& shape,
@@ -296,8 +297,9 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   }
   WorkspaceAllocator memory(workspace);
   TileCounter* const counter = memory.take<TileCounter>(1);
-  const int64_t partials = stream_k_.partial_floats(*named.kernel.entry, args.shape);
-  return stream_k_.launch(named.kernel, &p, counter, memory.take<float>(partials), stream);
+  stream_k_.take(*named.kernel.entry, args.shape, &memory, &p);
+  stream_k_.split(*named.kernel.entry, &p);
+  return launch_forward(named.kernel, &p, counter, stream);
 }
 
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
@@ -332,11 +334,11 @@ int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* p
   const ForwardEntry& entry = *kernel.entry;
   const int64_t tiles = entry.uses_stream_k ? p->stream_k.work_items : p->swizzle.count();
   const int64_t resident = kernel.resident;
+  p->stamp = new_stamp();
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch.
   if (tiles < resident) return cuda::launch(entry, tiles, *p, stream, kLaunching);
   p->tile_counter = counter;
-  p->stamp = new_stamp();
   return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
                               entry.shared_bytes, *p, stream),
                    kLaunching);

@@ -1,5 +1,5 @@
-// Stream-K of the Hopper forward rows: which tiles of a shape are split, and the launch of both
-// kernels. See kernels/sm90/fwd_stream_k.cuh.
+// Stream-K of the Hopper forward rows: which tiles of a shape are split, and the memory for their
+// parts. See kernels/sm90/fwd_stream_k.cuh.
 #pragma once
 
 #include "cuda/host/kernel_setup.h"
@@ -16,21 +16,21 @@ class ForwardStreamK {
 
   // The work items of a shape, if all sequences have all its keys and queries.
   StreamK work_items(const ForwardEntry& entry, const Shape& shape) const;
-  // The most fp32 numbers of partial results that this shape or a smaller one needs.
-  int64_t partial_floats(const ForwardEntry& entry, const Shape& shape) const;
   // What plan_info says of a shape: nothing, or a clause that begins with a comma.
   const char* describe(const ForwardEntry& entry, const Shape& shape) const;
 
-  // Launches the kernel, and where it splits tiles the combine kernel. *params: of
-  // make_forward_params(). partial_o: partial_floats() numbers.
-  int32_t launch(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* params,
-                 TileCounter* counter, float* partial_o, cudaStream_t stream) const;
+  // Takes memory for the parts of this shape or of a smaller one.
+  void take(const ForwardEntry& entry, const Shape& shape, WorkspaceAllocator* memory,
+            ForwardParams* params) const;
+  // Splits the tiles of a call. *params: of make_forward_params().
+  void split(const ForwardEntry& entry, ForwardParams* params) const;
 
  private:
+  bool is_on(const ForwardEntry& entry) const { return is_on_ && entry.uses_stream_k; }
+
   const Problem problem_;
   const int32_t multiprocessors_;
   bool is_on_, lacks_workspace_ = false;
-  bool combine_starts_early_ = false;  // whether the combine kernel may launch early (PDL)
 };
 
 }  // namespace flashattn::cuda::sm90

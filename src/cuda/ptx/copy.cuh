@@ -273,6 +273,23 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return found;
 }
 
+// Counts arrivals at a word whose value before the first is arbitrary, but for the last launch's
+// stamp: returns how many came before. fence_gpu() before and after it orders other memory.
+__device__ __forceinline__ int32_t count_arrival(uint64_t* at, uint64_t stamp) {
+  constexpr uint64_t kCount = 0xffff;
+  uint64_t seen;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  for (;;) {
+    const uint64_t before = ((seen ^ stamp) & ~kCount) == 0 ? seen : stamp & ~kCount;
+    const uint64_t found = seen;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(seen)
+                 : "l"(at), "l"(found), "l"(before + 1)
+                 : "memory");
+    if (seen == found) return static_cast<int32_t>(before & kCount);
+  }
+}
+
 // Loads 16 bytes that other multiprocessors may have written: from L2, bypassing L1.
 __device__ __forceinline__ float4 load_cg(const float4* from) {
   float4 x;

@@ -4,7 +4,6 @@
 #include "cuda/host/row_grid.h"
 #include "cuda/host/preload.h"
 #include "cuda/host/launch.h"
-#include "cuda/host/schedule/warpgroup_rows.h"
 #include "cuda/kernels/common/combine_rows.cuh"
 
 namespace flashattn::cuda {
@@ -60,38 +59,6 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         },
         keep_scale);
   }
-}
-
-// Combines the partial results of stream-K, a warp per row. Grid: rows of a tile, tiles.
-__global__ void __launch_bounds__(32 * kWarps, 12)
-    combine_tiles_kernel(const __grid_constant__ CombineTilesParams params) {
-  const ForwardArrays& args = params.args;
-  const int32_t split_tile = blockIdx.y, row = blockIdx.x * kWarps + threadIdx.x / 32;
-  const StreamK::Partials partials = params.stream_k.partials_of(split_tile);
-  const L2Swizzle::Tile position = params.swizzle.tile(params.stream_k.whole_tiles + split_tile);
-  const int32_t queries = args.shape.seqlen_q;
-  const Interval warpgroups = warpgroups_of_tile(
-      static_cast<int32_t>(ceil_div(queries, kWarpgroupRows)), params.tile_q / kWarpgroupRows,
-      params.swizzle.tiles - 1 - position.tile_idx);
-  const int32_t i = warpgroups.begin * kWarpgroupRows + row;
-  const int32_t b = position.head_idx / params.problem.heads_q,
-                h = position.head_idx - b * params.problem.heads_q;
-  const RowLayout layout = row_layout(params.problem, args.shape);
-  // Nothing above reads results of the forward kernel.
-  ptx::griddep_wait();
-  if (i >= min(warpgroups.end * kWarpgroupRows, queries)) return;
-  const int64_t first = static_cast<int64_t>(partials.first) * params.tile_q + row;
-  combine_row<1, 2, true>(
-      {partials.count, params.problem.dim_v, params.problem.dtype_o,
-       tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, i),
-       args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + i : nullptr, 0, 1},
-      [&](int32_t p) { return params.partial_sums[first + int64_t{p} * params.tile_q]; },
-      [&](int32_t p, int32_t column) {
-        return load_vec4<true>(params.partial_o +
-                               (first + int64_t{p} * params.tile_q) * params.problem.dim_v +
-                               column);
-      },
-      1.0f);
 }
 
 // Merges the caller's partial results (flashattn_merge), a warp per row: throughput depends on the
@@ -173,7 +140,7 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
   const auto also = [&error](auto... kernels) {
     if (error == cudaSuccess) error = preload(kernels...);
   };
-  if (problem.splits != 1) also(&combine_kernel<1>, &combine_tiles_kernel);
+  if (problem.splits != 1) also(&combine_kernel<1>);
   if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
   for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
     with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kAnyParts); });
@@ -197,14 +164,6 @@ cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t
   const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;
   return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
                : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
-}
-
-cudaError_t launch_combine_tiles(const CombineTilesParams& params, bool early,
-                                 cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(params.tile_q, kWarps)),
-                  static_cast<unsigned>(params.stream_k.tiles_split()));
-  return early ? launch_pdl(&combine_tiles_kernel, grid, 32 * kWarps, 0, params, stream)
-               : launch_kernel(&combine_tiles_kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {

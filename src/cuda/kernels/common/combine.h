@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/host/schedule/stream_k.h"
 #include "cuda/params.h"
 
 namespace flashattn::cuda {
@@ -20,19 +19,6 @@ cudaError_t preload_combine_kernels(const Problem& problem);
 // early: launches by PDL, before the forward kernel has ended. Only if combine_waits().
 cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream);
 
-// The tiles of a forward pass that stream-K has split: Q tiles in the order of `swizzle`, of heads
-// (batch, query head), see warpgroups_of_tile(). All sequences have shape.seqlen_q queries.
-struct CombineTilesParams {
-  Problem problem;
-  ForwardArrays args;
-  StreamK stream_k;
-  L2Swizzle swizzle;
-  int32_t tile_q;
-  // (partial, row of the tile)
-  const float* partial_o;
-  const PartialSum* partial_sums;
-};
-cudaError_t launch_combine_tiles(const CombineTilesParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
 cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
                                 cudaStream_t stream);

@@ -137,6 +137,7 @@ struct SharedStorage
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed
   int32_t base_overflowed;              // redo_queue is not empty
+  int32_t is_last_part;                 // stream-K: all other parts of the tile are stored
   int32_t redo_queue[kRedoCapacity];    // by redo_slot: work_idx + 1, or 0
 };
 

@@ -10,6 +10,7 @@ namespace flashattn::cuda::sm90 {
 // IDs of named barriers; 0 is __syncthreads().
 constexpr int kWarpSchedulerBarrier = 1;  // + warpgroup: it may issue its WGMMAs
 constexpr int kWarpgroupBarrier = 8;      // + warpgroup: its four warps
+constexpr int kConsumersBarrier = 12;     // all warpgroups
 
 template <class Config>
 class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStages> {
@@ -146,6 +147,9 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     if (leader_) pipeline.consumer_release(state);
   }
 
+  __device__ __forceinline__ void consumers_sync() const {
+    ptx::named_sync(kConsumersBarrier, 128 * kConsumers);
+  }
   __device__ __forceinline__ void release_q() const {
     if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
   }

@@ -20,10 +20,9 @@ class FwdEpilogue {
   // by row. redo: in a redone tile.
   template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
-    bool fp32 = !kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    if (!kShort) fp32 |= consumer_.is_partial();
-    if (fp32) {
-      store_fp32(o, nonfinite);
+    const bool part = Config::kPacksHeads && consumer_.is_partial();
+    if (part || (!kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32)) {
+      store_fp32(o, part, nonfinite);
     } else {
       uint32_t seen[2][2] = {};  // two chains a row: latency
 #pragma unroll
@@ -39,16 +38,25 @@ class FwdEpilogue {
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) nonfinite[mi] = (seen[mi][0] | seen[mi][1]) & kNoSign;
     }
-    // O has used the buffer of the next Q.
-    if (!Config::kSeparateO) {
-      if (!kShort && !params_.o_by_tma) {
-        ptx::fence_async_proxy();
-        consumer_.warpgroup_sync();
-      }
-      if (consumer_.leader_) {
-        ptx::bulk_wait_read();
-        consumer_.release_q();
-      }
+    release_buffer<kShort>();
+  }
+
+  // Stores O of a part of the tile's keys. release_buffer() or store() must follow.
+  __device__ __forceinline__ void store_part(const OAccum& o, bool (&nonfinite)[2]) const {
+    store_fp32(o, true, nonfinite);
+  }
+
+  // O has used the buffer of the next Q, where it has none of its own.
+  template <bool kShort>
+  __device__ __forceinline__ void release_buffer() const {
+    if (Config::kSeparateO) return;
+    if (!kShort && !params_.o_by_tma) {
+      ptx::fence_async_proxy();
+      consumer_.warpgroup_sync();
+    }
+    if (consumer_.leader_) {
+      ptx::bulk_wait_read();
+      consumer_.release_q();
     }
   }
 
@@ -75,7 +83,9 @@ class FwdEpilogue {
   static constexpr int kPanels = Config::kPanelsV / Config::kOSubtiles;
   static constexpr int kSubtileColumns = Config::kDimV / Config::kOSubtiles;
 
-  __device__ __forceinline__ void store_fp32(const OAccum& o, bool (&nonfinite)[2]) const {
+  // part: to the partial results.
+  __device__ __forceinline__ void store_fp32(const OAccum& o, bool part,
+                                             bool (&nonfinite)[2]) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       float seen = 0.0f;  // or NaN
@@ -84,7 +94,7 @@ class FwdEpilogue {
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;
       if constexpr (FwdConsumer<Config>::kMayBePartial) {
         if (!consumer_.has_head(i)) columns = 0;
-        if (consumer_.is_partial()) {
+        if (part) {
           const int64_t to = columns > 0 ? consumer_.partial_row(i) : 0;
           out = params_.partial_o + to * params_.problem.dim_v + lane() % 4 * 2;
         }

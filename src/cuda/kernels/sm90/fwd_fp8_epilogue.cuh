@@ -12,6 +12,7 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
   using Base::work_tile, Base::lane, Base::row, Base::o_row_ptr, Base::params_;
 
  public:
+  using Base::store_part, Base::release_buffer;
   using typename Base::OAccum;
 
   __device__ __forceinline__ explicit FwdFp8Epilogue(const FwdConsumer<Config>& consumer)

@@ -4,6 +4,7 @@
 
 #include <cfloat>
 
+#include "cuda/kernels/sm90/fwd_add_parts.cuh"
 #include "cuda/kernels/sm90/fwd_epilogue.cuh"
 #include "cuda/kernels/sm90/fwd_score_mod.cuh"
 
@@ -27,8 +28,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
   // log2: bf16 has the range of fp32, of which P below 1 needs little. The base lies so far above
-  // the maximum, so that a first token 100 nats above all others, which is visited last, stays below
-  // kMaxRowSum. Products with V stay normal numbers down to |V| = 2^-102.
+  // the maximum, so that a first token 100 nats above all others, which is visited last, stays
+  // below kMaxRowSum. Products with V stay normal numbers down to |V| = 2^-102.
   static constexpr float kHeadroom =
       std::is_same<T, __nv_bfloat16>::value && !Config::kHasAlibi && !Config::kOnlineSoftmax ? 24.0f
                                                                                              : 0.0f;
@@ -392,14 +393,23 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     const bool sink_overflows = o_factors<kShort>(redo, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
+    if constexpr (Config::kUseStreamK && !kShort) {
+      if (this->is_partial()) {
+        Epilogue(*this).store_part(o, nonfinite);
+        store_partial_sum(redo);
+        check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
+        return finish_part<Config>(*this, Epilogue(*this), o, redo);
+      }
+    }
     Epilogue(*this).template store<kShort>(o, redo, nonfinite);
-    if (!kShort && this->is_partial()) {
+    if (Config::kPacksHeads && this->is_partial()) {
       store_partial_sum(redo);
     } else {
       store_lse(redo);
     }
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }
+
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
     if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
         !this->is_partial()) {

@@ -1,5 +1,5 @@
 // Stream-K in the Hopper forward pass: where the last wave of Q tiles would leave multiprocessors
-// idle, its tiles are split along their keys. The combine kernel adds up their partial results.
+// idle, its tiles are split along their keys. The CTA that ends last adds up a tile's parts.
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_config.cuh"
@@ -14,6 +14,16 @@ __device__ __forceinline__ bool is_split(const ForwardParams& params, int32_t wo
 __device__ __forceinline__ StreamK::Partial partial_of(const ForwardParams& params,
                                                        int32_t work_idx) {
   return params.stream_k.partial(work_idx / 2, work_idx & 1);
+}
+
+// Called once the part of this work tile is stored, by one thread of a CTA. Whether all others of
+// the tile are; the next launch, which may have the same stamp, finds no part stored.
+__device__ __forceinline__ bool is_last_part(const ForwardParams& params, int32_t work_idx) {
+  const StreamK::Partial part = partial_of(params, work_idx);
+  uint64_t* const done = params.parts_done + part.split_tile;
+  if (ptx::count_arrival(done, params.stamp) < part.count - 1) return false;
+  ptx::store_relaxed(done, uint64_t{0});
+  return true;
 }
 
 // Plans a work tile as plan_work_tile() does.

@@ -75,7 +75,7 @@ struct ForwardParams {
   ForwardArrays args;
   L2Swizzle swizzle;          // heads: (batch, Q head); tiles: Q tiles, the last of a head first
   TileCounter* tile_counter;  // NULL: each CTA has one tile
-  uint64_t stamp;             // unique to the launch, for tile_counter
+  uint64_t stamp;             // unique to the launch, for tile_counter and parts_done
   int32_t kv_box_rows;        // rows of a TMA box of K and V: a tile, or its part in one page
   int32_t kv_has_tail;        // memory may hold rows past a sequence's keys, not always finite
   int32_t o_by_tma;           // TMA stores O; otherwise rows are stored, as the lengths allow
@@ -89,6 +89,7 @@ struct ForwardParams {
   // Partial results: of splits as in cuda::ForwardParams; stream-K: (partial, row of the tile).
   float* partial_o;
   PartialSum* partial_sums;
+  uint64_t* parts_done;  // stream-K: of each tile that is split, see ptx::count_arrival()
 };
 
 // Elements of V that share a descale in the kernel for LATENT_KV.

@@ -126,6 +126,14 @@ UNTOLD inline void red_max(uint32_t* to, uint32_t x) {
   volatile uint32_t* const at = to;
   if (*at < x) *at = x;
 }
+UNTOLD inline int32_t count_arrival(uint64_t* at, uint64_t stamp) {
+  emulator::before_change(at, sizeof *at, emulator::Order::kRelaxed);
+  constexpr uint64_t kCount = 0xffff;
+  volatile uint64_t* const word = at;
+  const uint64_t before = ((*word ^ stamp) & ~kCount) == 0 ? *word : stamp & ~kCount;
+  *word = before + 1;
+  return static_cast<int32_t>(before & kCount);
+}
 inline void red_add_relaxed(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelaxed);
 }
