@@ -52,28 +52,22 @@ __device__ __forceinline__ void add_parts(const FwdConsumer<Config>& consumer,
   }
 }
 
-// Called by all consumers of a CTA once they have stored a part, and whether its bases overflowed
-// is known: the CTA that stores the last part of a tile stores O and lse. A part that is queued for
-// a redo is not stored yet.
-template <class Config, class Epilogue>
-__device__ __forceinline__ void finish_part(const FwdConsumer<Config>& consumer,
-                                            const Epilogue& epilogue, float (&o)[Config::kDimV / 2],
-                                            bool redo) {
-  SharedStorage<Config>& storage = consumer.storage_;
-  volatile int32_t& is_last = storage.is_last_part;
+// Called by all consumers of a CTA once they have stored a part, and it is known whether its bases
+// overflowed. Returns whether this CTA has stored the last part of the tile. A part that is queued
+// for a redo is not stored yet.
+template <class Config>
+__device__ __forceinline__ bool stored_last_part(const FwdConsumer<Config>& consumer, bool redo) {
+  volatile int32_t& is_last = consumer.storage_.is_last_part;
   ptx::fence_gpu();
   consumer.consumers_sync();
   if (consumer.warpgroup_ == 0 && consumer.leader_) {
-    const volatile int32_t& queued = storage.redo_queue[consumer.work_tile().redo_slot];
+    const volatile int32_t& queued = consumer.storage_.redo_queue[consumer.work_tile().redo_slot];
     is_last =
         (redo || queued == 0) && is_last_part(consumer.params_, consumer.work_tile().work_idx);
   }
   consumer.consumers_sync();
-  if (!is_last) return epilogue.template release_buffer<false>();
   ptx::fence_gpu();
-  add_parts(consumer, o);
-  bool nonfinite[2];
-  epilogue.template store<false>(o, redo, nonfinite);
+  return is_last;
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -393,15 +393,18 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     const bool sink_overflows = o_factors<kShort>(redo, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
+    const Epilogue epilogue(*this);
     if constexpr (Config::kUseStreamK && !kShort) {
       if (this->is_partial()) {
-        Epilogue(*this).store_part(o, nonfinite);
+        epilogue.store_part(o, nonfinite);
         store_partial_sum(redo);
         check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
-        return finish_part<Config>(*this, Epilogue(*this), o, redo);
+        if (!stored_last_part(*this, redo)) return epilogue.template release_buffer<kShort>();
+        add_parts(*this, o);
       }
     }
-    Epilogue(*this).template store<kShort>(o, redo, nonfinite);
+    epilogue.template store<kShort>(o, redo, nonfinite);
+    if (Config::kUseStreamK && !kShort && this->is_partial()) return;
     if (Config::kPacksHeads && this->is_partial()) {
       store_partial_sum(redo);
     } else {
@@ -409,7 +412,6 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }
-
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
     if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
         !this->is_partial()) {
