@@ -58,15 +58,15 @@ __device__ __forceinline__ void add_parts(const FwdConsumer<Config>& consumer,
 template <class Config>
 __device__ __forceinline__ bool stored_last_part(const FwdConsumer<Config>& consumer, bool redo) {
   volatile int32_t& is_last = consumer.storage_.is_last_part;
-  ptx::fence_gpu();
   consumer.consumers_sync();
   if (consumer.warpgroup_ == 0 && consumer.leader_) {
     const volatile int32_t& queued = consumer.storage_.redo_queue[consumer.work_tile().redo_slot];
+    ptx::fence_gpu();  // of what the barriers order before and after it, too
     is_last =
         (redo || queued == 0) && is_last_part(consumer.params_, consumer.work_tile().work_idx);
+    ptx::fence_gpu();
   }
   consumer.consumers_sync();
-  ptx::fence_gpu();
   return is_last;
 }
 
