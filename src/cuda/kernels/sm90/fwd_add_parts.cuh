@@ -14,41 +14,61 @@ __device__ __forceinline__ void add_parts(const FwdConsumer<Config>& consumer,
   const auto& work_tile = consumer.work_tile();
   const StreamK::Partial part = partial_of(params, work_tile.work_idx);
   const int32_t columns = params.problem.dim_v, quad_lane = consumer.lane() % 4;
-#pragma unroll
-  for (int x = 0; x < Config::kDimV / 2; ++x) o[x] = 0.0f;
+  // Both rows of the lane at once: latency.
+  int32_t row[2];
+  int64_t first[2];
+  float base[2] = {-INFINITY, -INFINITY}, total[2] = {}, inverse[2];
 #pragma unroll
   for (int mi = 0; mi < 2; ++mi) {
-    const int32_t i = consumer.row() + mi * 8;
-    if (work_tile.query + i >= work_tile.query_end) continue;
-    const int64_t first = static_cast<int64_t>(part.first) * Config::kTileQ + i;
-    const PartialSum* const sums = params.partial_sums + first;
-    float base = -INFINITY, total = 0.0f;
+    row[mi] = consumer.row() + mi * 8;
+    if (work_tile.query + row[mi] >= work_tile.query_end) row[mi] = -1;  // reads the first
+    first[mi] = static_cast<int64_t>(part.first) * Config::kTileQ + max(row[mi], 0);
+  }
+  const auto sum_of = [&](int mi, int32_t p) {
+    return params.partial_sums[first[mi] + int64_t{p} * Config::kTileQ];
+  };
+  const auto weight_of = [&](int mi, int32_t p) {
+    const PartialSum x = sum_of(mi, p);
+    return x.sum * ptx::exp2((x.base - base[mi]) * kLog2E);
+  };
 #pragma unroll 1
-    for (int32_t p = 0; p < part.count; ++p) base = fmaxf(base, sums[p * Config::kTileQ].base);
-    if (base == -INFINITY) base = 0.0f;
-    const auto weight_of = [&](int32_t p) {
-      const PartialSum x = sums[p * Config::kTileQ];
-      return x.sum * ptx::exp2((x.base - base) * kLog2E);
-    };
+  for (int32_t p = 0; p < part.count; ++p) {
+    for (int mi = 0; mi < 2; ++mi) base[mi] = fmaxf(base[mi], sum_of(mi, p).base);
+  }
+#pragma unroll
+  for (int mi = 0; mi < 2; ++mi) {
+    if (base[mi] == -INFINITY) base[mi] = 0.0f;
+  }
 #pragma unroll 1
-    for (int32_t p = 0; p < part.count; ++p) total += weight_of(p);
-    const float inverse = total == 0.0f ? 0.0f : ptx::reciprocal(total);
+  for (int32_t p = 0; p < part.count; ++p) {
+    for (int mi = 0; mi < 2; ++mi) total[mi] += weight_of(mi, p);
+  }
+#pragma unroll
+  for (int mi = 0; mi < 2; ++mi) inverse[mi] = total[mi] == 0 ? 0 : ptx::reciprocal(total[mi]);
+#pragma unroll
+  for (int x = 0; x < Config::kDimV / 2; ++x) o[x] = 0.0f;
 #pragma unroll 1
-    for (int32_t p = 0; p < part.count; ++p) {
-      const float weight = weight_of(p) * inverse;
+  for (int32_t p = 0; p < part.count; ++p) {
+    const float weight[2] = {weight_of(0, p) * inverse[0], weight_of(1, p) * inverse[1]};
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
       const float* const from =
-          params.partial_o + (first + int64_t{p} * Config::kTileQ) * columns + quad_lane * 2;
+          params.partial_o + (first[mi] + int64_t{p} * Config::kTileQ) * columns + quad_lane * 2;
 #pragma unroll
       for (int x = 0; x < Config::kDimV / 8; ++x) {
-        if (x * 8 >= columns) continue;
-        const float2 pair = *reinterpret_cast<const float2*>(from + x * 8);
-        o[4 * x + mi * 2] = fmaf(weight, pair.x, o[4 * x + mi * 2]);
-        o[4 * x + mi * 2 + 1] = fmaf(weight, pair.y, o[4 * x + mi * 2 + 1]);
+        const float2 pair =
+            x * 8 < columns ? *reinterpret_cast<const float2*>(from + x * 8) : float2{};
+        float* const to = &o[4 * x + mi * 2];
+        to[0] = fmaf(weight[mi], pair.x, to[0]);
+        to[1] = fmaf(weight[mi], pair.y, to[1]);
       }
     }
-    if (params.args.lse && quad_lane == mi) {
-      params.args.lse[work_tile.lse_row + i] = total == 0.0f ? -INFINITY : base + logf(total);
-    }
+  }
+#pragma unroll
+  for (int mi = 0; mi < 2; ++mi) {
+    if (params.args.lse == nullptr || quad_lane != mi || row[mi] < 0) continue;
+    params.args.lse[work_tile.lse_row + row[mi]] =
+        total[mi] == 0.0f ? -INFINITY : base[mi] + logf(total[mi]);
   }
 }
 
