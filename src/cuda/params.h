@@ -139,6 +139,11 @@ struct BackwardParams {
     return tile_q == 0 ? row(b, h, sequence.offset_q)
                        : query_tile(sequence, b, h, 0, tile_q) * tile_q;
   }
+  // The place of a query in lse2, softmax_base and delta; index: lse_delta_offset() plus the query.
+  // Hopper: queries 2n and 2n + 1 change places. A thread has scores of both in a pair of
+  // registers, an even one and the next, and loads both statistics as a pair: an instruction then
+  // reads its score and its statistic from different banks.
+  FLASHATTN_HD int64_t stat_index(int64_t index) const { return tile_q == 0 ? index : index ^ 1; }
 };
 
 // Merges partial results that the caller gives.

@@ -77,8 +77,9 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t first = params.lse_delta_offset(sequence, b, h);
     const int64_t row = params.row(b, h, sequence.offset_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kRowThreads) {
-      const float share = sink_probability(params, sink, first + i, params.args.lse[row + i]);
-      total -= static_cast<double>(share * params.delta[first + i]);
+      const int64_t at = params.stat_index(first + i);
+      const float share = sink_probability(params, sink, at, params.args.lse[row + i]);
+      total -= static_cast<double>(share * params.delta[at]);
     }
   }
   sums[threadIdx.x] = total;

@@ -35,9 +35,10 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
                                                 const SeqlenInfo& sequence,
                                                 int64_t lse_delta_offset, int64_t first_tile,
                                                 int32_t row, float lse, float dlse, float sum) {
-  params.lse2[lse_delta_offset + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-  params.softmax_base[lse_delta_offset + row] = NAN;
-  params.delta[lse_delta_offset + row] = row < sequence.len.q ? sum - dlse : 0.0f;
+  const int64_t at = params.stat_index(lse_delta_offset + row);
+  params.lse2[at] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+  params.softmax_base[at] = NAN;
+  params.delta[at] = row < sequence.len.q ? sum - dlse : 0.0f;
   if (params.tile_q == 0 || row % params.tile_q != 0) return;
   const Interval rows{row, min(row + params.tile_q, sequence.len.q)};
   const Interval tiles = key_tiles(params.problem.mask_rule(), rows, sequence.len, params.tile_kv);

@@ -38,7 +38,7 @@ class LseRecompute {
         const int32_t row = n + lane() % 4 * 2 + e;
         const float own = __shfl_sync(~0u, lse, row);
         if (lane() < 4 && (large >> row & 1)) {
-          store(lse_delta_offset + first + row, own, row_max[e], sum[e]);
+          store(params_.stat_index(lse_delta_offset + first + row), own, row_max[e], sum[e]);
         }
       }
     }

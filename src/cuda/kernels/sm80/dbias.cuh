@@ -127,7 +127,7 @@ class DbiasKernel {
             .forward(SRowLayout{half}, flat(s[0]));
       }
       if (i >= queries.end) continue;
-      const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
+      const int64_t row = params_.stat_index(params_.lse_delta_offset(sequence, b, h) + i);
       const float lse2 = params_.lse2[row], delta = params_.delta[row];
       const RowBase base(params_.softmax_base[row]);
 #pragma unroll

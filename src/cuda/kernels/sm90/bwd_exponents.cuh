@@ -133,7 +133,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     };
   }
 
-  // bases: of the lane's queries.
+  // bases: of the lane's queries, see BackwardParams::stat_index().
   template <int kCount>
   static __device__ __forceinline__ void subtract_bases(float (&s)[kCount],
                                                         const volatile float* bases) {
@@ -141,7 +141,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     for (int n = 0; n < kCount / 4; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const RowBase base(bases[8 * n + e]);
+        const RowBase base(bases[8 * n + 1 - e]);
         s[4 * n + e] = base.subtract_from(s[4 * n + e]);
         s[4 * n + 2 + e] = base.subtract_from(s[4 * n + 2 + e]);
       }
@@ -162,7 +162,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     }
     // Returns lse of the query of element i.
     __device__ __forceinline__ float of(int i) const {
-      return i % 2 == 0 ? pair[i / 4].x : pair[i / 4].y;
+      return i % 2 == 0 ? pair[i / 4].y : pair[i / 4].x;  // see BackwardParams::stat_index()
     }
   };
 

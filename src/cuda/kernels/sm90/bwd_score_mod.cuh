@@ -47,7 +47,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // score modifications, nor with dropout where P is staged (kStagePInDs).
   static constexpr bool kPreloadsLse =
       !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
-  using Lse = float2[kPreloadsLse ? kMmaN / 8 : 1];
+  using Lse = float2[kPreloadsLse ? kMmaN / 8 : 1];  // see BackwardParams::stat_index()
 
   __device__ __forceinline__ void load_lse(Lse& lse, uint32_t slot, int mma_n = 0) const {
     if constexpr (kPreloadsLse) {
@@ -55,6 +55,11 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
     }
+  }
+
+  // Of the query of element i.
+  static __device__ __forceinline__ float lse_of(const Lse& lse, int i) {
+    return i % 2 == 0 ? lse[i / 4].y : lse[i / 4].x;
   }
 
   // Whether polynomials may serve for a softcap.
@@ -106,8 +111,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[4 * n + 2 * half];
-          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -row_lse.x)),
-                                         ptx::exp2(fmaf(x[1], factor, -row_lse.y)));
+          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -row_lse.y)),
+                                         ptx::exp2(fmaf(x[1], factor, -row_lse.x)));
         }
       }
       if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN);
@@ -166,8 +171,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         const float2 d = ptx::load_shared_pair(delta + n * 32);
         const float* y = &dp[4 * n + 2 * (i % 2)];
         const float2 p = ptx::unpack<T>(quad[i]);
-        const float first = ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
-                    second = ds_of<kMasked>(p.y, y[1], d.y, keep_scale);
+        const float first = ds_of<kMasked>(p.x, y[0], d.y, keep_scale),
+                    second = ds_of<kMasked>(p.y, y[1], d.x, keep_scale);
         ds[4 * m + i] = ptx::pack<T>(first, second);
         if constexpr (kAddsDbias) {
           if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
@@ -247,15 +252,14 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const float log2e = large_lse ? kLog2E / kWideUnit : kLog2E, factor = problem.scale * log2e;
 #pragma unroll
     for (int i = 0; i < kMmaN / 2; ++i) {
-      const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
+      const float own = lse_of(lse, i);
       s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
     }
     bias_.add(s, log2e, count);
     if (!large_lse) return;
     exponents_.subtract_bases(s, this->bases_at(q_coord, count, 0));
 #pragma unroll
-    for (int i = 0; i < kMmaN / 2; ++i)
-      s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
+    for (int i = 0; i < kMmaN / 2; ++i) s[i] = fmaf(s[i], kWideUnit, -lse_of(lse, i));
   }
 
   // Turns S into P and p_for_ds. exponents: see BwdExponents.

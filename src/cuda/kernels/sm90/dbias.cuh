@@ -231,9 +231,10 @@ class DbiasMainloop {
     if (lane() == 0) pipeline.consumer_release(at);
   }
 
+  // See BackwardParams::stat_index().
   __device__ __forceinline__ float load_stat(int first, State at, int half) const {
     return __uint_as_float(ptx::load_shared(shared_ + first + at.stage() * Config::kStatBytes +
-                                            (row() + half * 8) * 4));
+                                            ((row() ^ 1) + half * 8) * 4));
   }
 
   // Adds dS of a sequence and head, whose Q and K have arrived.
