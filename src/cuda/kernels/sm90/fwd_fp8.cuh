@@ -24,7 +24,8 @@ template <class O, int kDim, int kConsumers_, class ScoreMod_>
 struct FwdFp8Config {
   using T = O;  // of O
   static constexpr bool kIsFp8 = true;
-  static constexpr bool kPacksHeads = false, kUseStreamK = ScoreMod_::kIsPlain;
+  static constexpr bool kPacksHeads = false;
+  static constexpr bool kUseStreamK = ScoreMod_::kIsPlain && kDim < 256;  // else registers lack
   static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
   using ScoreMod = ScoreMod_;
