@@ -2,7 +2,7 @@
 
     python tests/gpu_session.py --out FOLDER [--base TREE] [--jobs N] STEP...
 
-Steps, each with a limit of its own in seconds after a colon, if wanted (numerics:330):
+Steps, each with a limit of its own in seconds after a colon, if wanted (numerics:420):
     build      /tmp/flashattn-gpu/new from this tree and, with --base, .../base from another tree
     numerics   tests/numerics
     waits      the one test that must run alone: a call does not wait for the GPU

@@ -22,6 +22,7 @@ CHANGES = {
     "padded": dict(strides="padded"), "heads first": dict(strides="bhsd"),
     "heads of 96, f16": dict(dim_qk=96, seqlen_kv=3201, dtype="f16"),
     "heads of 96": dict(dim_qk=96, seqlen_kv=3000),
+    "heads of 64 and 128": dict(dim_qk=64, dim_v=128, seqlen_q=190),
     "heads of 72 and 40": dict(dim_qk=72, dim_v=40, seqlen_kv=3000),
     "heads of 192 and 128": dict(dim_qk=192, dim_v=128, seqlen_q=100, dtype="f16"),
     "heads of 256": dict(dim_qk=256, seqlen_q=100),

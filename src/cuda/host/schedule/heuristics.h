@@ -85,22 +85,26 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
 }
 
 // Stream-K of tiles that all see every key: what a partial result, and the combine kernel with an
-// uneven end, cost, in keys of a tile. Fitted to an H200: 20 (D = 64) to 35 us (D = 256) in all.
+// uneven end, cost, in keys of a tile. Fitted at D = 128 on an H200: a split costs 25 to 60 us.
 constexpr int32_t kPartialKeys = 640, kCombineKeys = 640;
 constexpr int32_t kSplitKeys = 2 * kPartialKeys + kCombineKeys;
+// The fewest iterations of a work item, and those that a split must save.
+constexpr int32_t partial_cost(const TileCost& cost) { return kPartialKeys / cost.keys; }
+constexpr int32_t least_saved(const TileCost& cost) { return kSplitKeys / cost.keys + 1; }
+
 constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   if (tiles > INT32_MAX) return StreamK::unsplit(INT32_MAX);
   return StreamK::of(static_cast<int32_t>(tiles), static_cast<int32_t>(ceil_div(len.kv, cost.keys)),
-                     ctas, kPartialKeys / cost.keys, kSplitKeys / cost.keys + 1);
+                     ctas, partial_cost(cost), least_saved(cost));
 }
 
 // The most partials of this grid or of a smaller one.
 constexpr int64_t most_partials(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t iterations = ceil_div(len.kv, cost.keys);
-  if (iterations <= kSplitKeys / cost.keys + 1) return 0;
+  if (iterations <= least_saved(cost)) return 0;
   const int64_t tiles = std::min<int64_t>(heads * ceil_div(len.q, cost.rows), ctas - 1);
-  return std::min(tiles * (iterations / (kPartialKeys / cost.keys) + 2), ctas + tiles);
+  return std::min(tiles * (iterations / partial_cost(cost) + 2), ctas + tiles);
 }
 
 // forward_time() of tiles that stream_k splits, without a mask.
