@@ -110,10 +110,10 @@ def sass(path: pathlib.Path, tool: str) -> Dict[str, List[Tuple[int, str]]]:
     return found
 
 
-def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
-    """By kernel of the Hopper forward pass: how many exponentials its mainloop, the shortest loop
-    that has both, issues before it waits for the WGMMAs of P V."""
-    found: Dict[str, Tuple[int, int]] = {}
+def mainloops(path: pathlib.Path, tool: str) -> Dict[str, List[str]]:
+    """By kernel of the Hopper forward pass: its mainloop, the shortest loop with WGMMAs and
+    exponentials."""
+    found: Dict[str, List[str]] = {}
     for name, code in sass(path, tool).items():
         for end, (address, text) in enumerate(code):
             target = re.match(r"BRA .*?(0x[0-9a-f]+)", text)
@@ -121,11 +121,27 @@ def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
                 continue
             loop = [text for start, text in code[:end + 1] if start >= int(target[1], 16)]
             if any("HGMMA" in text for text in loop) and any("MUFU.EX2" in text for text in loop):
-                wait = next((n for n, text in enumerate(loop)
-                             if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
-                count = sum("MUFU.EX2" in text for text in loop[:wait])
-                found[name] = min(found.get(name, (len(loop), count)), (len(loop), count))
-    return {name: count for name, (_, count) in found.items()}
+                found[name] = min(found.get(name, loop), loop, key=len)
+    return found
+
+
+def exps_before_pv(path: pathlib.Path, tool: str) -> Dict[str, int]:
+    """By kernel: how many exponentials its mainloop issues before it waits for P V."""
+    found = {}
+    for name, loop in mainloops(path, tool).items():
+        wait = next((n for n, text in enumerate(loop)
+                     if re.match(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", text)), 0)
+        found[name] = sum("MUFU.EX2" in text for text in loop[:wait])
+    return found
+
+
+def softmax_bases(path: pathlib.Path, tool: str) -> Dict[str, List[int]]:
+    """By kernel: the registers that its mainloop subtracts from scores, as numbers."""
+    found = {}
+    for name, loop in mainloops(path, tool).items():
+        matches = (re.match(r"FFMA .*, -R(\d+)(\.reuse)? *$", text) for text in loop)
+        found[name] = sorted({int(match[1]) for match in matches if match})
+    return found
 
 
 def steps(path: pathlib.Path, tool: str) -> Dict[str, List[List[str]]]:
