@@ -26,6 +26,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
+  // log2: bf16 has the range of fp32, of which P below 1 needs little. The base lies so far above
+  // the maximum of the tile that is visited first that a first token 105 nats above it, which is
+  // visited last, leaves row sums below kMaxRowSum. Products with V are normal numbers down to
+  // |V| = 2^-86.
+  static constexpr float kHeadroom =
+      std::is_same<T, __nv_bfloat16>::value && !Config::kHasAlibi && !Config::kOnlineSoftmax ? 40.0f
+                                                                                             : 0.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
   // Scores of redone tiles are in these units.
   static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
@@ -109,7 +116,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       float all = top[0];
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
-      row_max[mi] = fmaf(all, c, base_bias[mi]);
+      row_max[mi] = fmaf(all, c, base_bias[mi] + (redo ? 0.0f : kHeadroom / kScoreUnit));
     }
     // In a redone tile P is at most 1, as O may have overflowed.
     const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit;
@@ -414,7 +421,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // Bounds of a row sum. It is below the minimum only where the base was predicted, or set by the
   // paired row: fp16 has little range there.
-  static constexpr float kMaxRowSum = 0x1p100f;
+  static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
