@@ -61,6 +61,7 @@ CASES = {
                              heads_q=4, heads_kv=1, causal=True, splits=1),
     "sm80 splits": case("sm80", batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1,
                         splits=3, sink=True),
+    "sm80 cluster": case("sm80", seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1, amplitude=3.0),
     "sm80 backward": case("sm80", seqlen_q=150, seqlen_kv=200, heads_kv=1, causal=True,
                           backward=True),
 }
@@ -104,6 +105,10 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode.cuh",
         r"__syncthreads\(\);( *// all warps have read K\n)", r";\1",
         ["sm80 decode"]),
+    "decode: a cluster's parts are used before they have arrived": Mutation(
+        "sm80/decode_epilogue.cuh", r"merge_\.wait_for_parts\(\);", "", ["sm80 cluster"]),
+    "decode: a cluster's parts keep their own maxima": Mutation(
+        "sm80/decode_merge.cuh", r"0\.0f : x \* weight;", "0.0f : x;", ["sm80 cluster"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(
         "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",

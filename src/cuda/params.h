@@ -47,6 +47,9 @@ struct ForwardParams {
   PartialSum* partial_sums;
   uint32_t dropout_threshold;
   TreeParams tree;
+  // log2 of the CTAs of a cluster, which have all splits of a row tile and merge them. 0: the
+  // combine kernel merges.
+  int32_t log2_cluster;
 
   FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;

@@ -178,6 +178,8 @@ class Member:
         if self.given.heads_kv % self.size or sum(lengths) % self.size:
             raise ValueError(f"{self.given.heads_kv} heads of keys and {sum(lengths)} tokens on "
                              f"{self.size} GPUs")  # in every process, so that none waits
+        if backend and sum(lengths) * self.given.heads * self.given.dim >= self.size << 32:
+            raise ValueError("torch's kernels crash with 2^32 elements of q")
         if sum(lengths) > _WARM * self.size:
             self.packed(backend, [_WARM * self.size], 1)
         *inputs, dout = self.inputs(sum(lengths), True)

@@ -14,6 +14,8 @@ BASE = Case(batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1, dim_qk=12
 SPEC = BASE.replace(seqlen_q=5, causal=True)  # 20 rows
 LONG = SPEC.replace(seqlen_q=9, heads_q=6)  # 54 rows
 
+ALONE = dict(batch=1, seqlen_kv=1000, lens_kv=None)
+
 # By the rows of a CTA.
 CHANGES = {
     16: [dict(), dict(splits=1), dict(splits=7), dict(dim_qk=64, splits=3), dict(dim_qk=256),
@@ -23,7 +25,16 @@ CHANGES = {
          dict(seqlen_q=3, tree=9, heads_q=5, splits=3), dict(seqlen_q=2, tree=2, window=(50, 0)),
          dict(lens_kv=None, heads_q=16), dict(lens_kv=None, dtype_o="f32", sink=True),
          dict(lens_kv=None, seqlen_q=2, dim_qk=64, strides="padded"),
-         dict(starts_kv=[30, 500], splits=4), dict(lse=False, lens_kv=None)],
+         dict(starts_kv=[30, 500], splits=4), dict(lse=False, lens_kv=None),
+         # Clusters of all sizes, of which some CTAs see no key.
+         ALONE, dict(ALONE, seqlen_kv=300), dict(ALONE, seqlen_kv=600, sink=True),
+         dict(ALONE, dim_qk=64, sink=True), dict(ALONE, dim_qk=256, dim_v=200, dtype="f16"),
+         dict(ALONE, dim_qk=40, dim_v=24, dtype_o="f32"), dict(ALONE, window=(300, 0)),
+         dict(ALONE, lens_kv=[1], dtype_o="f32"), dict(ALONE, lens_kv=[0], sink=True),
+         dict(ALONE, lens_kv=[700], page_size=16, seqlen_q=3, tree=9, heads_q=5),
+         dict(ALONE, heads_q=16, starts_kv=[600]), dict(ALONE, seqlen_q=7, heads_q=2, causal=True),
+         dict(ALONE, heads_q=6, heads_kv=3, seqlen_kv=2049),
+         dict(ALONE, heads_q=16, heads_kv=8, seqlen_kv=2100)],
     32: [dict(), dict(splits=1), dict(splits=3), dict(splits=9, sink=True), dict(dim_qk=64),
          dict(dim_qk=64, splits=4, page_size=16, dtype="f16"), dict(lens_kv=None),
          dict(page_size=5, splits=2), dict(window=(300, 0), causal=False, splits=3),
@@ -67,6 +78,18 @@ def test_features(device, rows, case):
     SPEC.replace(tree=4, splits=2)])
 def test_replays(device, case):
     verify_replays(case, device, nodes=2)
+
+
+@pytest.mark.parametrize("change", [dict(), dict(dim_qk=64, dim_v=72), dict(dim_qk=256, sink=True),
+                                    dict(seqlen_q=3, heads_q=5, dtype="f16", lens_kv=[800])])
+def test_a_cluster_merges_in_one_launch(device, change):
+    if capi.device_properties(device.kind).compute_capability < 90:
+        pytest.skip("clusters need a GPU of 9.0 or later")
+    case = BASE.replace(**dict(ALONE, **change))
+    plan = capi.Plan(capi.descriptor(case, device))
+    info = plan.info(capi.FORWARD, capi.sizes_of(case))
+    assert "a cluster of" in capi.ffi.string(info.why).decode() and info.splits > 1
+    verify_replays(case, device, nodes=1)
 
 
 def test_the_number_of_splits_changes_no_more_than_rounding(device):

@@ -160,6 +160,20 @@ int main() {
   CHECK(whole_wave_splits(128, 8192, 8192, kUnits, kStep) == 1);
   CHECK(whole_wave_splits(512, 4096, 32768, kUnits, kStep) == 1);
   CHECK(whole_wave_splits(1, 1, 1, kUnits, kStep) == 1);
+  // Row tiles, keys, elements of a key: as many CTAs as multiprocessors and steps allow, in a power
+  // of two; none that would save little, or leave each CTA far more keys than splits of any number.
+  const auto log2 = [](int64_t tiles, int64_t keys, int64_t elements, int32_t rows = 4) {
+    return log2_cluster_ctas(tiles, rows, keys, elements, kStep, kUnits, {{0, 64, 32, 16, 8}});
+  };
+  CHECK(log2(8, 1024, 256) == 3 && log2(16, 8192, 256) == 3 && log2(32, 1024, 256) == 2);
+  CHECK(log2(8, 8192, 256) == 4 && log2(8, 8192, 256, 16) == 0 && log2(8, 1024, 256, 16) == 3);
+  CHECK(log2(64, 1024, 256) == 1 && log2(66, 1024, 256) == 0 && log2(67, 8192, 256) == 0);
+  CHECK(log2(8, 512, 256) == 2 && log2(8, 256, 256) == 0 && log2(64, 512, 256) == 0);
+  CHECK(log2(8, 512, 512) == 2 && log2(8, 512, 128) == 2 && log2(64, 512, 512) == 1);
+  CHECK(log2(9, 4096, 256) == 0 && log2(1, 2048, 256) == 4 && log2(1, 8192, 256) == 0);
+  CHECK(log2(1, 0, 256) == 0 && log2(200, 8192, 256) == 0);
+  CHECK(log2_cluster_ctas(8, 4, 1024, 256, kStep, kUnits, {}) == 0);
+  CHECK(log2_cluster_ctas(16, 4, 1024, 256, kStep, kUnits, {{0, 64, 32, 15, 0}}) == 2);
   // A split may be the caller's.
   CHECK(split_rule(problem_of(16, 0, 7, 0), {1, 1, 100, 0, 0}, 1, 64, false).splits == 7);
   CHECK(split_rule(problem_of(16, 0, 0, 0), {1, 1, 1000, 0, 0}, 4, 64, true).keys == 256);

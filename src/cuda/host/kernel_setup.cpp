@@ -159,7 +159,7 @@ int32_t set_arrays(const ForwardArgs& args, void* workspace, ForwardParams* p) {
   p->tree.bits = static_cast<const uint32_t*>(args.tree_bits.data);
   p->tree.stride_batch = args.tree_bits.stride_batch;
   p->tree.stride_row = args.tree_bits.stride_seq;
-  if (p->max_splits <= 1) return FLASHATTN_OK;
+  if (p->max_splits <= 1 || p->log2_cluster > 0) return FLASHATTN_OK;
   const int64_t heads = int64_t{args.shape.batch} * p->problem.heads_q;
   if (const int32_t status = check_grid(heads)) return status;
   const int64_t rows = heads * p->max_splits * p->partial_queries, dim_v = p->problem.dim_v;

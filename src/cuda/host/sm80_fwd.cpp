@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "core/arrays.h"
 #include "core/error.h"
@@ -50,6 +53,30 @@ bool fits_blocks(const Problem& p, const ForwardEntry& e) {
 
 std::string kernel_name(const ForwardEntry& e) {
   return forward_name("sm80", e) + (e.decodes ? "_decode" : "") + (e.modified ? "_modified" : "");
+}
+
+// Sets the kernel up that merges in clusters. Asks the driver once for each device and kernel how
+// many run at once. Throws Refused.
+ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
+  static std::mutex mutex;
+  static std::map<std::pair<int32_t, const ForwardEntry*>, ClusterLimits> known;
+  const void* const kernel = reinterpret_cast<const void*>(entry.merging_kernel);
+  const int32_t shared_bytes = entry.merging_shared_bytes;
+  cudaFuncAttributes attributes{};
+  throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  // Code from older PTX knows no clusters.
+  if (attributes.ptxVersion < 90 || shared_bytes > device.properties.shared_memory) return {};
+  make_ready(kernel, entry.threads, shared_bytes, device.properties.multiprocessors);
+  throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+           "cudaFuncSetAttribute");
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = known.find({device.index, &entry});
+  if (found != known.end()) return found->second;
+  ClusterLimits limits{};
+  for (int32_t log2 = 1; log2 <= kMaxLog2Cluster; ++log2) {
+    limits.at_once[log2] = active_clusters(kernel, 1 << log2, entry.threads, shared_bytes);
+  }
+  return known[{device.index, &entry}] = limits;
 }
 
 }  // namespace
@@ -107,6 +134,9 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
   rows32_ = make_or(small_, Size::kDecode32, why);
   const bool is_wide = rows32_.kernel.entry->tile_q >= medium.tile_q;
   rows64_ = make_or(is_wide ? rows32_ : medium_, Size::kDecode64, why);
+  if (deep_.kernel.entry->merging_kernel) {
+    cluster_limits_ = ready_clusters(device, *deep_.kernel.entry);
+  }
 }
 
 const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
@@ -176,18 +206,30 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   const int64_t one_wave = problem_.has_f8_cache()
                                ? std::min<int64_t>(2 * multiprocessors_, choice.resident)
                                : multiprocessors_;
-  const SplitGrid waves{std::max<int64_t>(p.ctas(), 1), is_decode ? one_wave : choice.resident,
-                        choice.resident, is_decode && is_uneven(shape)};
-  p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
-                       is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
-                       waves.uneven);
+  const int64_t row_tiles = std::max<int64_t>(p.ctas(), 1);
+  const SplitGrid waves{row_tiles, is_decode ? one_wave : choice.resident, choice.resident,
+                        is_decode && is_uneven(shape)};
+  const int32_t step = is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
+  // A number of splits that the caller or BATCH_INVARIANT sets need not be a cluster's.
+  if (choice.entry == deep_.kernel.entry && !waves.uneven && problem_.splits == 0 &&
+      problem_.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    p.log2_cluster =
+        log2_cluster_ctas(row_tiles, p.cta_heads * p.cta_queries, shape.seqlen_kv,
+                          problem_.dim_qk + problem_.dim_v, step, one_wave, cluster_limits_);
+  }
+  const int64_t splits = p.log2_cluster > 0
+                             ? int64_t{1} << p.log2_cluster
+                             : one_wave_splits(problem_, shape, waves, multiprocessors_);
+  p.split = split_rule(problem_, shape, splits, step, waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype_kv);
   const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
   const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
-  p.swizzle = L2Swizzle::of(p.work_heads(), tiles, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
+  // The CTAs of a cluster follow each other.
+  const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1);
+  p.swizzle = L2Swizzle::of(p.work_heads(), tiles, p.log2_cluster > 0 ? 1 : fitting,
                             L2Swizzle::even_end(ctas, tiles));
   p.by_splits = FastDivmod::of(p.max_splits);
   p.by_head_tiles = FastDivmod::of(p.head_tiles);
@@ -226,7 +268,9 @@ std::string ForwardKernels::describe(const Shape& shape,
   const ForwardParams p = grid(choice.kernel, shape);
   // Splits are multiples of split.step, so the longest sequence may have fewer than were asked for.
   properties->splits = split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
-  return choice.why;
+  if (p.log2_cluster == 0) return choice.why;
+  return choice.why + "; a cluster of " + std::to_string(1 << p.log2_cluster) +
+         " CTAs shares a KV head's keys and merges its splits";
 }
 
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
@@ -240,9 +284,16 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
+  if (const int32_t status = check_grid(p.ctas())) return status;
+  const ForwardEntry& entry = *choice.entry;
+  const bool merges = p.log2_cluster > 0;
   const int32_t status =
-      cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
-  if (status != FLASHATTN_OK || p.max_splits <= 1) return status;
+      status_of(launch_kernel(merges ? entry.merging_kernel : entry.kernel,
+                              dim3(static_cast<unsigned>(p.ctas())), entry.threads,
+                              merges ? entry.merging_shared_bytes : entry.shared_bytes, p, stream,
+                              1 << p.log2_cluster),
+                "launching the forward kernel");
+  if (status != FLASHATTN_OK || p.max_splits <= 1 || merges) return status;
   return status_of(launch_combine(p, combine_starts_early_, stream),
                    "launching the combine kernel");
 }

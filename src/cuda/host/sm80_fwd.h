@@ -5,6 +5,7 @@
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/schedule/split_kv.h"
 #include "cuda/kernels/sm80/table.h"
 
 namespace flashattn::cuda::sm80 {
@@ -38,7 +39,8 @@ class ForwardKernels final : public ForwardRow {
   const int64_t l2_bytes_;
   // By the number of queries and CTAs.
   Kernel deep_, shallow_, rows32_, rows64_, tiny_, small_, medium_, large_;
-  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
+  bool combine_starts_early_;          // whether the combine kernel may launch early (PDL)
+  ClusterLimits cluster_limits_ = {};  // of the deep kernel
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

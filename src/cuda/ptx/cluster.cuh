@@ -5,6 +5,16 @@
 
 #include <cstdint>
 
+namespace flashattn::cuda {
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr bool kHasClusters = true;
+#else
+constexpr bool kHasClusters = false;
+#endif
+
+}  // namespace flashattn::cuda
+
 namespace flashattn::cuda::ptx {
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -16,6 +26,12 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 // Releases writes made before; threads that have exited count as arrived.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+// Releases nothing but what fence_mbarrier_init() has made visible, which a device-wide fence, some
+// 500 clocks, would do as well.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {
@@ -57,6 +73,23 @@ __device__ __forceinline__ void st_async(uint32_t to, uint32_t x, uint32_t barri
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
       "r"(x), "r"(barrier)
+      : "memory");
+}
+
+// Store two or four words at once.
+__device__ __forceinline__ void st_async_8(uint32_t to, uint32_t x, uint32_t y, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+          "r"(to),
+      "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void st_async_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z,
+                                            uint32_t w, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
       : "memory");
 }
 

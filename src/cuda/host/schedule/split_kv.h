@@ -49,6 +49,31 @@ inline int64_t one_wave_splits(const Problem& problem, const Shape& shape, const
   return pays_to_split(rows, shape.seqlen_kv, splits, grid.ctas, multiprocessors) ? splits : 1;
 }
 
+// Clusters of 2^n CTAs that a device runs at once.
+constexpr int32_t kMaxLog2Cluster = 4;
+struct ClusterLimits {
+  int32_t at_once[kMaxLog2Cluster + 1];
+};
+
+// log2 of the CTAs of a cluster that share a row tile's keys and merge their results; 0: none. It
+// saves a second kernel, but has CTAs in powers of two, starts later than a CTA alone, and each CTA
+// sends its rows. Fitted to an H200 whose caches hold neither keys nor code: heads of 64 to 256,
+// 512 to 8k keys, 1 to 64 row tiles. key_elements: of K and V of a key.
+constexpr int64_t kLeastClusterKeys = 384, kMostKeysMore = 16;  // the latter a row tile
+constexpr int32_t kFewClusterRows = 8;                          // more rows: up to 8 CTAs
+constexpr int32_t log2_cluster_ctas(int64_t row_tiles, int32_t rows, int64_t keys,
+                                    int64_t key_elements, int32_t step, int64_t one_wave,
+                                    const ClusterLimits& limits) {
+  const int64_t splits = std::min(one_wave / row_tiles, ceil_div(keys, step));
+  const int32_t most = rows <= kFewClusterRows ? kMaxLog2Cluster : 3;
+  int32_t log2 = 0;
+  while (log2 < most && splits >> (log2 + 1) > 0 && row_tiles <= limits.at_once[log2 + 1]) ++log2;
+  if (log2 == 0) return 0;
+  const int64_t own = ceil_div(keys, 1 << log2), more = own - ceil_div(keys, splits);
+  const int64_t saved = (keys - own) * std::max<int64_t>(key_elements, 256) / 256;
+  return saved >= kLeastClusterKeys && more <= kMostKeysMore * row_tiles ? log2 : 0;
+}
+
 // The number of splits for a kernel of one CTA a multiprocessor, with which whole waves end first.
 // step: the keys of a step of the kernel. The time unit is what a CTA takes for a key, some 20 ns
 // (latent attention: 34 clocks of the tensor cores). A CTA starts and ends in 250; the merge takes

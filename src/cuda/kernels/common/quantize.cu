@@ -20,12 +20,6 @@ constexpr int kMaxThreads = 512, kMinThreads = 64;
 constexpr int kAhead = 8;     // rows that a thread loads ahead
 constexpr int kMaxCtas = 16;  // of a cluster
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr bool kHasClusters = true;
-#else
-constexpr bool kHasClusters = false;
-#endif
-
 // Before the rows in shared memory.
 struct Control {
   uint64_t barrier;  // counts the bytes of cta_amax
@@ -85,7 +79,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
       ptx::mbarrier_init(ptx::shared_address(&control->barrier), 1);
       ptx::fence_mbarrier_init();
     }
-    ptx::cluster_arrive();
+    ptx::cluster_arrive_relaxed();
   }
   const int64_t rows = min(static_cast<int64_t>(x.tokens), length - first) * x.heads;
   const int64_t part_rows = ceil_div(rows, ctas), begin = min(rank * part_rows, rows);

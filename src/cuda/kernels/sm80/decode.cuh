@@ -10,35 +10,23 @@
 // it sums Q K^T over that range, and has those columns of O. They exchange the sums.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/kernels/sm80/decode_config.cuh"
-#include "cuda/kernels/sm80/decode_softmax.cuh"
-#include "cuda/kernels/sm80/e4m3_cache.cuh"
-#include "cuda/kernels/sm80/fwd_epilogue.cuh"
-#include "cuda/device/vec4.cuh"
+#include "cuda/kernels/sm80/decode_epilogue.cuh"
 #include "cuda/device/mma_gemm.cuh"
 #include "cuda/device/page_runs.cuh"
 #include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda::sm80 {
 
-// In place of E4m3Cache.
-struct NoCache {
-  static __device__ __forceinline__ float weight_shift() { return 0.0f; }
-  __device__ __forceinline__ NoCache(const ForwardParams&, uint32_t) {}
-};
-
 template <class Config>
-class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
+class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   using Softmax = DecodeSoftmax<Config>;
-  using Softmax::m_, Softmax::l_, Softmax::o_, Softmax::clear, Softmax::update;
+  using Softmax::o_, Softmax::clear, Softmax::update;
   using typename Softmax::ScoreFragment;
   using T = typename Config::T;
   using Operand = typename Config::Operand;
   using ScoreMod = typename Config::ScoreMod;
-  using Cache = std::conditional_t<Config::kIsE4m3, E4m3Cache<Config>, NoCache>;
+  using Cache = DecodeCache<Config>;
   static constexpr bool kIsE4m3 = Config::kIsE4m3;
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
@@ -50,33 +38,31 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
 
  public:
   __device__ __forceinline__ DecodeKernel(const ForwardParams& params, uint32_t shared)
-      : RowEpilogue(params),
+      : params_(params),
         shared_(shared),
-        lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32),
-        cache_(params, shared + Config::kCacheOffset) {}
+        cache_(params, shared + Config::kCacheOffset),
+        merge_(params, shared + Config::kMergeOffset) {}
 
   __device__ __forceinline__ bool init() {
     return FwdWorkTile::template init<sizeof(Operand)>(params_);
   }
 
   __device__ __forceinline__ void run() {
-    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if constexpr (Config::kMerges) {
+      merge_.expect(rows_);
+    } else if (params_.max_splits > 1) {
+      ptx::griddep_launch_dependents();  // the combine kernel
+    }
     if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
-    load_from_smem(shared_ + Config::kWorkTileOffset);
-#pragma unroll
-    for (int step = 0; step < Config::kOutputSteps; ++step) {
-      if (step > 0) __syncthreads();
-      store_partials(step);
-      __syncthreads();
-      for (int r = warp_; r < rows_; r += Config::kWarps) combine_warps(r, step);
-    }
+    const DecodeEpilogue<Config> epilogue(params_, shared_, cache_, merge_);
+    epilogue.store(*this);
   }
 
  private:
   __device__ __forceinline__ void mainloop() {
-    const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
+    const int32_t first = keys_.begin / kTileKv;
+    const int32_t end = keys_.begin < keys_.end ? (keys_.end + kTileKv - 1) / kTileKv : first;
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
     const typename Config::QTile q{shared_};
@@ -111,7 +97,7 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
-          mask(s, tile * kTileKv + key_group() * kWarpKv);
+          mask(s, tile * kTileKv + warp_.key_group() * kWarpKv);
           softmax(s);
         }
         ptx::cp_async_wait<kPending>();
@@ -121,7 +107,8 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
       if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
-            cache_.scale_weights(s, o_, stage, first_key(), key_group() * kWarpKv, lane_);
+            cache_.scale_weights(s, o_, stage, first_key(), warp_.key_group() * kWarpKv,
+                                 warp_.lane);
           }
           multiply_p_v(s, v);
         }
@@ -168,15 +155,15 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
 
   __device__ __forceinline__ void multiply_q_k(ScoreFragment& s, typename Config::QTile q,
                                                typename Config::KTile k) const {
-    const uint32_t a = a_k_major(q, first_row(), lane_);
-    const uint32_t b = b_k_major(k, key_group() * kWarpKv, lane_);
+    const uint32_t a = a_k_major(q, warp_.first_row(), warp_.lane);
+    const uint32_t b = b_k_major(k, warp_.key_group() * kWarpKv, warp_.lane);
     if constexpr (kDimSplit == 1) {
       gemm_nt<Operand, Config::kDimQk>(s, a, b);
     } else {
       constexpr int kDim = Config::kDimQk / kDimSplit;
       gemm_nt<Operand, kDim, Config::kDimQk>(
-          s, Config::QTile::advance(a, dim_group() * (kDim / Config::QTile::kChunkElements)),
-          Config::KTile::advance(b, dim_group() * (kDim / Config::KTile::kChunkElements)));
+          s, Config::QTile::advance(a, warp_.dim_group() * (kDim / Config::QTile::kChunkElements)),
+          Config::KTile::advance(b, warp_.dim_group() * (kDim / Config::KTile::kChunkElements)));
       add_sums(s);
     }
   }
@@ -184,20 +171,20 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
   // Adds what the other warp of the pair has summed. Both get the same bits.
   __device__ __forceinline__ void add_sums(ScoreFragment& s) const {
     constexpr int kQuads = Config::kWarpSumsBytes / 512;
-    const uint32_t own = shared_ + Config::kSumsOffset + warp_ * Config::kWarpSumsBytes;
+    const uint32_t own = shared_ + Config::kSumsOffset + warp_.idx * Config::kWarpSumsBytes;
     const uint32_t other =
-        own + (dim_group() == 0 ? 1 : -1) * Config::kTeams * Config::kWarpSumsBytes;
+        own + (warp_.dim_group() == 0 ? 1 : -1) * Config::kTeams * Config::kWarpSumsBytes;
     auto& sums = flat(s);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      ptx::store_shared(own + (n * 32 + lane_) * 16, sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2],
-                        sums[n * 4 + 3]);
+      ptx::store_shared(own + (n * 32 + warp_.lane) * 16, sums[n * 4], sums[n * 4 + 1],
+                        sums[n * 4 + 2], sums[n * 4 + 3]);
     }
-    ptx::named_sync(1 + warp_ % Config::kTeams, 32 * kDimSplit);
+    ptx::named_sync(1 + warp_.idx % Config::kTeams, 32 * kDimSplit);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       float more[4];
-      ptx::load_shared(more, other + (n * 32 + lane_) * 16);
+      ptx::load_shared(more, other + (n * 32 + warp_.lane) * 16);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[n * 4 + e] += more[e];
     }
@@ -205,12 +192,14 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
 
   __device__ __forceinline__ void multiply_p_v(const ScoreFragment& p, typename Config::VTile v) {
     const auto weights = [&](int mma_m, int step, int x) { return acc_as_a<T>(p[mma_m], step, x); };
-    const uint32_t b = b_mn_major(v, key_group() * kWarpKv, lane_);
+    const uint32_t b = b_mn_major(v, warp_.key_group() * kWarpKv, warp_.lane);
     if constexpr (kDimSplit == 1) {
       gemm_rs<Operand, kWarpKv / 16>(o_, b, weights);
     } else {
       gemm_rs<Operand, kWarpKv / 16, Config::kDimV>(
-          o_, Config::VTile::advance(b, dim_group() * (kWarpDimV / Config::VTile::kChunkElements)),
+          o_,
+          Config::VTile::advance(b,
+                                 warp_.dim_group() * (kWarpDimV / Config::VTile::kChunkElements)),
           weights);
     }
   }
@@ -259,37 +248,26 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
     load_kv<kThreads>(params_, to, pages_address(tile), from, base, dim, tile * kTileKv);
   }
 
-  // The warp has the keys of key_group() in each tile, and rows from first_row() on.
-  __device__ __forceinline__ int key_group() const { return warp_ % Config::kKeyGroups; }
-  __device__ __forceinline__ int first_row() const {
-    const int row_group = warp_ / Config::kKeyGroups % Config::kRowGroups;
-    return Config::kRowGroups == 1 ? 0 : row_group * Config::kGroupRows;
-  }
-  // The warp has this range of the columns of K and V.
-  __device__ __forceinline__ int dim_group() const {
-    return kDimSplit == 1 ? 0 : warp_ / Config::kTeams;
-  }
-  __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
-    return first_row() + mma_m * 16 + half * 8 + lane_ / 4;
-  }
   __device__ __forceinline__ auto rows_of_lane() const {
-    return [this](int mma_m, int second) { return row_of(mma_m, second); };
+    return [this](int mma_m, int second) { return warp_.row_of(mma_m, second); };
   }
   // Whether the warp has rows. Others only help to load.
   __device__ __forceinline__ bool has_rows() const {
-    return !kIsE4m3 || Config::kRowGroups == 1 || first_row() < rows_;
+    return !kIsE4m3 || Config::kRowGroups == 1 || warp_.first_row() < rows_;
   }
   // The lane's first key in a tile.
-  __device__ __forceinline__ int first_key() const { return key_group() * kWarpKv + lane_ % 4 * 2; }
+  __device__ __forceinline__ int first_key() const {
+    return warp_.key_group() * kWarpKv + warp_.lane % 4 * 2;
+  }
 
   // Sets scores of hidden keys to -inf. begin: the warp's first key.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
     const auto row = rows_of_lane();
-    hide_by_bits(params_, s, columns, lane_, row);
+    hide_by_bits(params_, s, columns, warp_.lane, row);
     if (columns.begin >= full_keys_.begin && columns.end <= full_keys_.end) return;
     const Interval keys = intersect(columns, keys_);
-    const int32_t first = begin + lane_ % 4 * 2;
+    const int32_t first = begin + warp_.lane % 4 * 2;
     const MaskRule rule = params_.problem.mask_rule();
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
@@ -309,117 +287,11 @@ class DecodeKernel : RowEpilogue, DecodeSoftmax<Config> {
     update(s, wide, cache_.weight_shift());
   }
 
-  // The addresses of a partial row of O, and of its row maximum and sum, by key group.
-  __device__ __forceinline__ uint32_t o_address(int group, int32_t r) const {
-    return shared_ + (group * Config::kTileQ + r) * Config::kORowBytes;
-  }
-  __device__ __forceinline__ uint32_t row_stats_address(int group, int32_t r) const {
-    return shared_ + Config::kRowStatsOffset + (group * Config::kTileQ + r) * 8;
-  }
-
-  // Stores columns [step, step + 1) kOutputColumns.
-  __device__ __forceinline__ void store_partials(int step) const {
-    float factor = 1.0f;
-    if constexpr (kIsE4m3) factor = cache_.output_factor(*this);
-#pragma unroll
-    for (int x = 0; x < kMmaM * 2; ++x) {
-      const int mma_m = x / 2, half = x % 2;
-      float sum = l_[mma_m][half];  // over the lane's columns
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      if constexpr (kIsE4m3) sum *= cache_.sum_factor();
-      const int32_t r = row_of(mma_m, half);
-      if (r >= rows_ || (kDimSplit > 1 && dim_group() != step)) continue;
-      if (lane_ % 4 == 0) {
-        ptx::store_shared_pair(row_stats_address(key_group(), r), {m_[mma_m][half], sum});
-      }
-      const auto& o = o_[mma_m];
-      if constexpr (kIsE4m3) {  // even and odd columns, see mma_e4m3.cuh
-        const uint32_t to = o_address(key_group(), r) + lane_ % 4 * 16;
-        const float by = sum == 0.0f ? 0.0f : factor;  // no key has that descale
-#pragma unroll
-        for (int n = 0; n < Config::kOutputColumns / 8; n += 2) {
-          const int at = (kDimSplit > 1 ? 0 : step * Config::kOutputColumns / 8) + n;
-          const float *even = &o[at][half * 2], *odd = &o[at + 1][half * 2];
-          ptx::store_shared(to + n * 32, even[0] * by, odd[0] * by, even[1] * by, odd[1] * by);
-        }
-      } else {
-        const uint32_t to = o_address(key_group(), r) + lane_ % 4 * 8;
-#pragma unroll
-        for (int n = 0; n < Config::kDimV / 8; ++n) {
-          ptx::store_shared_pair(to + n * 32, {o[n][half * 2], o[n][half * 2 + 1]});
-        }
-      }
-    }
-  }
-
-  // Combines the partial results of row r, of the columns of a step, in the order of the key
-  // groups. One warp calls this.
-  __device__ __forceinline__ void combine_warps(int32_t r, int step) const {
-    constexpr int kKeyGroups = Config::kKeyGroups;
-    float2 row_stats[kKeyGroups];
-    float weights[kKeyGroups], row_max = -INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kKeyGroups; ++w) {
-      row_stats[w] = ptx::load_shared_pair(row_stats_address(w, r));
-      row_max = fmaxf(row_max, row_stats[w].x);
-    }
-#pragma unroll
-    for (int w = 0; w < kKeyGroups; ++w) {
-      weights[w] = row_max == -INFINITY ? 0.0f : ptx::exp2((row_stats[w].x - row_max) * kWideUnit);
-      sum += row_stats[w].y * weights[w];
-    }
-    const int32_t single_kv = is_fp32() ? single_key(r, sum) : -1;
-    if (single_kv >= 0) sum = 1.0f;
-    const float rescale = add_sink(r, row_max, sum);
-    if (lane_ == 0 && step == 0) store_lse(r, row_max, sum);
-    const float factor = sum == 0.0f ? 0.0f : rescale / sum;
-#pragma unroll
-    for (int x = lane_ * 4; x - lane_ * 4 < Config::kOutputColumns; x += 128) {
-      const int column = step * Config::kOutputColumns + x;
-      if (column >= params_.problem.dim_v) return;
-      if (Config::kOutputColumns % 128 != 0 && x >= Config::kOutputColumns) return;
-      float o[4] = {};
-#pragma unroll
-      for (int w = 0; w < kKeyGroups; ++w) {
-        float part[4];
-        ptx::load_shared(part, o_address(w, r) + x * 4);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[e] = fmaf(part[e], weights[w], o[e]);
-      }
-#pragma unroll
-      for (float& element : o) element *= factor;
-      if (single_kv >= 0) {
-        const float4 value = load_value(single_kv, column);
-        o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
-      }
-      store_output(r, column, o);
-    }
-  }
-
-  __device__ __forceinline__ float4 load_value(int32_t key, int column) const {
-    const Operand* const from = reinterpret_cast<const Operand*>(value_of<sizeof(Operand)>(key));
-    if constexpr (kIsE4m3) {
-      return cache_.value(*this, key, from + column);
-    } else {
-      return load_vec4<true>(from + column);
-    }
-  }
-
-  __device__ __forceinline__ void store_output(int32_t r, int column, const float (&o)[4]) const {
-    if (is_fp32()) {
-      store_vec4<true>(fp32_row(r) + column, o);
-    } else if (kIsE4m3 && params_.problem.dtype_o == FLASHATTN_DTYPE_BF16) {
-      store_vec4<true>(reinterpret_cast<__nv_bfloat16*>(query_row<2>(params_.args.o, r)) + column,
-                       o);
-    } else {
-      store_vec4<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
-    }
-  }
-
+  const ForwardParams& params_;
   const uint32_t shared_;
-  const int lane_, warp_;
+  const DecodeWarp<Config> warp_;
   Cache cache_;
+  const typename Config::Merge merge_;
 };
 
 template <class Config>

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/kernels/sm80/decode_merge.cuh"
 #include "cuda/kernels/sm80/e4m3_cache.cuh"
 #include "cuda/kernels/sm80/fwd_work_tile.cuh"
 #include "cuda/device/score_mod.cuh"
@@ -10,11 +11,11 @@
 namespace flashattn::cuda::sm80 {
 
 // Shared memory: Q | stages of K | stages of V | page numbers | E4m3CacheLayout | sums of Q K^T
-// that warps exchange | FwdWorkTile. Operand: the type of K and V. kRowGroups: groups of kKeyGroups
-// kDimSplit warps, with 16 kMmaM rows each.
+// that warps exchange | FwdWorkTile | Merge. Operand: the type of K and V. kRowGroups: groups of
+// kKeyGroups kDimSplit warps, with 16 kMmaM rows each.
 template <class Operand_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kStages_,
           int kMinCtasPerSm_, int kRowGroups_ = 1, int kKeyGroups_ = 4,
-          class ScoreMod_ = ScoreModChain<>, int kDimSplit_ = 1>
+          class ScoreMod_ = ScoreModChain<>, int kDimSplit_ = 1, bool kMerges_ = false>
 struct DecodeConfig {
   using Operand = Operand_;
   using ScoreMod = ScoreMod_;
@@ -56,9 +57,31 @@ struct DecodeConfig {
   static constexpr int kSumsOffset = kCacheOffset + (kIsE4m3 ? CacheLayout::kBytes : 0);
   static constexpr int kWarpSumsBytes = kDimSplit == 1 ? 0 : kGroupRows * kWarpKv * 4;
   static constexpr int kWorkTileOffset = kSumsOffset + kWarps * kWarpSumsBytes;
-  static constexpr int kSharedBytes = kWorkTileOffset + FwdWorkTile::kWords * 4;
+  static constexpr bool kMerges = kMerges_;  // the CTAs of a cluster merge their splits
+  using Merge = ClusterMerge<DecodeConfig>;
+  static constexpr int kMergeOffset = kWorkTileOffset + FwdWorkTile::kWords * 4;
+  static constexpr int kSharedBytes = kMergeOffset + Merge::kBytes;
   static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024,
                 "an H100's shared memory holds the CTAs");
+};
+
+// Where a warp of a decode kernel works. It has the keys of key_group() in each tile, rows from
+// first_row() on, and the columns of K and V of dim_group().
+template <class Config>
+struct DecodeWarp {
+  int lane = threadIdx.x % 32, idx = threadIdx.x / 32;
+
+  __device__ __forceinline__ int key_group() const { return idx % Config::kKeyGroups; }
+  __device__ __forceinline__ int first_row() const {
+    const int row_group = idx / Config::kKeyGroups % Config::kRowGroups;
+    return Config::kRowGroups == 1 ? 0 : row_group * Config::kGroupRows;
+  }
+  __device__ __forceinline__ int dim_group() const {
+    return Config::kDimSplit == 1 ? 0 : idx / Config::kTeams;
+  }
+  __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
+    return first_row() + mma_m * 16 + half * 8 + lane / 4;
+  }
 };
 
 }  // namespace flashattn::cuda::sm80

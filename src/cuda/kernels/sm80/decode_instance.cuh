@@ -12,6 +12,10 @@ template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kStages, i
 constexpr ForwardEntry decode_instance() {
   using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
                               kKeyGroups, ScoreMod, kDimSplit>;
+  // Clusters merge few rows.
+  constexpr bool kMayMerge = kSize == Size::kDeepPipeline && Config::kTileQ == 16;
+  using Merging = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
+                               kKeyGroups, ScoreMod, kDimSplit, kMayMerge>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
@@ -23,7 +27,9 @@ constexpr ForwardEntry decode_instance() {
           Config::kThreads,
           Config::kSharedBytes,
           true,
-          &decode_kernel<Config>};
+          &decode_kernel<Config>,
+          kMayMerge ? &decode_kernel<Merging> : nullptr,
+          Merging::kSharedBytes};
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -55,7 +55,8 @@ struct RowEpilogue : FwdWorkTile {
 
   // Adds a row's sink to its maximum and sum. Returns the factor by which O must be rescaled.
   __device__ __forceinline__ float add_sink(int32_t r, float& row_max, float& sum) const {
-    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || split_idx_ > 0 || r >= rows_)
+    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || (is_split_ && split_idx_ > 0) ||
+        r >= rows_)
       return 1.0f;
     const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
     const float keys = row_max;

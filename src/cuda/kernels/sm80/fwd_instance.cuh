@@ -27,7 +27,9 @@ constexpr ForwardEntry fwd_instance() {
           Config::kThreads,
           Config::kSharedBytes,
           false,
-          &fwd_kernel<Config>};
+          &fwd_kernel<Config>,
+          nullptr,
+          0};
 }
 
 }  // namespace flashattn::cuda::sm80

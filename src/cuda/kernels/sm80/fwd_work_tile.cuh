@@ -11,7 +11,7 @@ namespace flashattn::cuda::sm80 {
 struct FwdWorkTile {
   SeqlenInfo seqlen_;
   int32_t b_, kv_head_, split_idx_, first_head_, heads_, q_count_, rows_;
-  bool is_split_;  // the sequence has several KV splits
+  bool is_split_;  // the sequence has several KV splits, which the combine kernel merges
   Interval queries_;
   Interval keys_, full_keys_;  // keys of the split that some, that all queries see
   const char *k_, *v_;         // row 0 of K and V; if paged, of page 0
@@ -40,8 +40,9 @@ struct FwdWorkTile {
     rows_ = heads_ * q_count_;
     keys_ = full_keys_ = {0, len.kv};
     if (params.max_splits > 1) keys_ = full_keys_ = split_range(params.split, len, split_idx_);
-    is_split_ = keys_.end - keys_.begin < len.kv;
-    if (rows_ <= 0 || (split_idx_ > 0 && keys_.begin == keys_.end)) return false;
+    const bool combined = params.log2_cluster == 0;  // a cluster's CTAs wait for each other
+    is_split_ = combined && keys_.end - keys_.begin < len.kv;
+    if (rows_ <= 0 || (combined && split_idx_ > 0 && keys_.begin == keys_.end)) return false;
     if (!sees_all(problem.mask_rule())) {
       const KeySpan span = key_span(problem.mask_rule(), queries_, len);
       keys_ = intersect(span.any, keys_);

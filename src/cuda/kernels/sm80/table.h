@@ -28,6 +28,9 @@ struct ForwardEntry {
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   bool decodes;
   void (*kernel)(ForwardParams);
+  // The same where the CTAs of a cluster merge their splits; may be NULL.
+  void (*merging_kernel)(ForwardParams);
+  int32_t merging_shared_bytes;
 };
 
 // A kernel of the backward pass, or of the gradient of the dense bias.
