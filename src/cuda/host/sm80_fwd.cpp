@@ -227,10 +227,11 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype_kv);
   const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
   const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
-  // The CTAs of a cluster follow each other.
   const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1);
-  p.swizzle = L2Swizzle::of(p.work_heads(), tiles, p.log2_cluster > 0 ? 1 : fitting,
-                            L2Swizzle::even_end(ctas, tiles));
+  // The CTAs of a cluster follow each other: every group is one head.
+  p.swizzle = p.log2_cluster > 0
+                  ? L2Swizzle::of(p.work_heads(), tiles, 1)
+                  : L2Swizzle::of(p.work_heads(), tiles, fitting, L2Swizzle::even_end(ctas, tiles));
   p.by_splits = FastDivmod::of(p.max_splits);
   p.by_head_tiles = FastDivmod::of(p.head_tiles);
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
