@@ -270,6 +270,7 @@ std::string ForwardKernels::describe(const Shape& shape,
   // Splits are multiples of split.step, so the longest sequence may have fewer than were asked for.
   properties->splits = split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   if (p.log2_cluster == 0) return choice.why;
+  properties->shared_memory = choice.kernel.entry->merging_shared_bytes;
   return choice.why + "; a cluster of " + std::to_string(1 << p.log2_cluster) +
          " CTAs shares a KV head's keys and merges its splits";
 }
