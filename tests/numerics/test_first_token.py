@@ -57,6 +57,16 @@ def test_a_first_token(device, name, dtype, nats):
     check(case, data, run(case, device, data))
 
 
+@pytest.mark.parametrize("nats", [30, 50, 80])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_gradients(device, dtype, dim, nats):
+    """Where a key has all of a row's weight, dS vanishes: o must then be V of that key."""
+    case = CASES["gradients"].replace(dtype=dtype, dim_qk=dim)
+    data = with_first_token(case, nats)
+    check(case, data, run(case, device, data))
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("nats", [10, 20, 40])
 @pytest.mark.parametrize("dim", [64, 128, 256])

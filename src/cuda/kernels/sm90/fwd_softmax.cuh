@@ -26,6 +26,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
+  // log2 by which the base lies above the maximum of the first tile visited. bf16 has the range of
+  // fp32: a first token 105 nats above it, visited last, leaves sums below kMaxRowSum, and products
+  // with V are normal numbers down to |V| = 2^-86.
+  static constexpr bool kHasHeadroom = std::is_same<T, __nv_bfloat16>::value &&
+                                       !Config::kHasAlibi && !Config::kOnlineSoftmax &&
+                                       !Config::kIsFp8;
+  static constexpr float kHeadroom = kHasHeadroom ? 40.0f : 0.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
   // Scores of redone tiles are in these units.
   static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
@@ -109,7 +116,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       float all = top[0];
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
-      row_max[mi] = fmaf(all, c, base_bias[mi]);
+      row_max[mi] = fmaf(all, c, base_bias[mi] + (redo ? 0.0f : kHeadroom / kScoreUnit));
     }
     // In a redone tile P is at most 1, as O may have overflowed.
     const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit;
@@ -266,24 +273,39 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
   }
 
-  // The factor of O per row, from the row sums, reduced over the quad, and from the sink, which it
-  // adds to them. Returns whether the sink is finite but overflows these units.
+  // P V has P rounded to T. Where one key has a row's weight (the only visible one, or one far
+  // above the first tile visited), `excess` is by how much its P then exceeds l: divided by l +
+  // excess, O is V of that key, and dS = P (dP - delta) vanishes. own: row sums of a lane; l: of
+  // the quad.
+  __device__ __forceinline__ void round_single_keys(const float (&own)[2], const float (&l)[2],
+                                                    float (&excess)[2]) const {
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      float top = fmaxf(own[mi], __shfl_xor_sync(~0u, own[mi], 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const bool single =
+          top == l[mi] && (Config::kHasAlibi ? this->visible_keys_of(mi) == 1 : top >= 1.0f);
+      if (single) excess[mi] = __fsub_rn(round_to_type(top), top);
+    }
+  }
+
+  // The factor of O per row. Adds the sink to the row sums, reduced over the quad; own: before
+  // that. Returns whether the sink is finite but overflows these units.
   template <bool kShort>
-  __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
+  __device__ __forceinline__ bool o_factors(bool redo, const float (&own)[2], float (&factor)[2]) {
     const float l[2] = {row_sum_[0], row_sum_[1]};
+    float excess[2] = {0.0f, 0.0f};
+    const bool rises = kHasHeadroom && !redo && fmaxf(l[0], l[1]) >= 1.0f;
+    if (Config::kHasAlibi || __any_sync(~0u, rises)) round_single_keys(own, l, excess);
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
     if (!kShort && params_.problem.features & FLASHATTN_FEATURE_SINK)
       sink_overflows = add_sink(redo, o_scale);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const float sum = row_sum_[mi];
+      const float sum = fmaf(excess[mi], o_scale[mi], row_sum_[mi]);
       factor[mi] =
           sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * score_mod().dropout_scale();
-      // A predicted base leaves a single key any P. P V contains it as rounded to T; divide by the
-      // same.
-      if (Config::kHasAlibi && this->visible_keys_of(mi) == 1 && l[mi] > 0.0f)
-        factor[mi] *= l[mi] * ptx::reciprocal(round_to_type(l[mi]));
     }
     return sink_overflows;
   }
@@ -373,17 +395,16 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // fetched (D = 64, 1k keys, causal: 2 % faster).
   template <bool kShort>
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
+    const float own[2] = {row_sum_[0], row_sum_[1]};
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
-      for (int mi = 0; mi < 2; ++mi) {
-        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
-      }
+      for (float& sum : row_sum_) sum += __shfl_xor_sync(~0u, sum, mask);
     }
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
     float factor[2];
-    const bool sink_overflows = o_factors<kShort>(redo, factor);
+    const bool sink_overflows = o_factors<kShort>(redo, own, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
     Epilogue(*this).template store<kShort>(o, redo, nonfinite);
@@ -412,9 +433,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
   }
 
-  // Bounds of a row sum. It is below the minimum only where the base was predicted, or set by the
-  // paired row: fp16 has little range there.
-  static constexpr float kMaxRowSum = 0x1p100f;
+  // Bounds of a row sum. It is below them where the base was predicted, or set by the paired row.
+  static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
