@@ -79,7 +79,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
       kv_state_.advance();
     }
     this->skip_tiles(kv_state_, n, work_tile().kv_begin);
-    this->finish_tile(o_, largest_descale_v(), work_tile().redo_online);
+    float excess[2];
+    this->total_rows(work_tile().redo_online, excess);
+    this->finish_tile(o_, largest_descale_v(), work_tile().redo_online, excess);
     q_state_.advance();
   }
 

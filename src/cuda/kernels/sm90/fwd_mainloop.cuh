@@ -102,6 +102,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
     const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
+    float excess[2];
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
     if (Config::kUnusualFirst && first >= end) {
@@ -144,6 +145,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       }
       storage_.v.consumer_wait(kv_state_);
       gemm_pv(kv_state_);
+      this->total_rows(false, excess);
       wait_pv(kv_state_);
       kv_state_.advance();
     }
@@ -152,8 +154,9 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if (!Config::kUnusualFirst && redo) {
       redo_tile(n);
     }
+    if (first >= end || redo) this->total_rows(redo, excess);
     this->skip_tiles(kv_state_, n, begin);
-    this->finish_tile(o_, 1.0f, redo);
+    this->finish_tile(o_, 1.0f, redo, excess);
     q_state_.advance();
   }
 

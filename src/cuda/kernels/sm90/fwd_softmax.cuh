@@ -289,14 +289,25 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
   }
 
-  // The factor of O per row. Adds the sink to the row sums, reduced over the quad; own: before
-  // that. Returns whether the sink is finite but overflows these units.
+  // Reduces the row sums over the quad; excess: see round_single_keys(). Nothing hides the
+  // latencies of an epilogue, but those of the last P V may hide these.
+  __device__ __forceinline__ void total_rows(bool redo, float (&excess)[2]) {
+    const float own[2] = {row_sum_[0], row_sum_[1]};
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+      for (float& sum : row_sum_) sum += __shfl_xor_sync(~0u, sum, mask);
+    }
+    excess[0] = excess[1] = 0.0f;
+    const bool rises = kHasHeadroom && !redo && fmaxf(row_sum_[0], row_sum_[1]) >= 1.0f;
+    if (Config::kHasAlibi || __any_sync(~0u, rises)) round_single_keys(own, row_sum_, excess);
+  }
+
+  // The factor of O per row. Adds the sink to the row sums. Returns whether the sink is finite but
+  // overflows these units.
   template <bool kShort>
-  __device__ __forceinline__ bool o_factors(bool redo, const float (&own)[2], float (&factor)[2]) {
-    const float l[2] = {row_sum_[0], row_sum_[1]};
-    float excess[2] = {0.0f, 0.0f};
-    const bool rises = kHasHeadroom && !redo && fmaxf(l[0], l[1]) >= 1.0f;
-    if (Config::kHasAlibi || __any_sync(~0u, rises)) round_single_keys(own, l, excess);
+  __device__ __forceinline__ bool o_factors(bool redo, const float (&excess)[2],
+                                            float (&factor)[2]) {
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
     if (!kShort && params_.problem.features & FLASHATTN_FEATURE_SINK)
@@ -394,17 +405,12 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // is no sink, and TMA stores O. That code is contiguous: after each jump instructions must be
   // fetched (D = 64, 1k keys, causal: 2 % faster).
   template <bool kShort>
-  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    const float own[2] = {row_sum_[0], row_sum_[1]};
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-#pragma unroll
-      for (float& sum : row_sum_) sum += __shfl_xor_sync(~0u, sum, mask);
-    }
+  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo,
+                                              const float (&excess)[2]) {
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
     float factor[2];
-    const bool sink_overflows = o_factors<kShort>(redo, own, factor);
+    const bool sink_overflows = o_factors<kShort>(redo, excess, factor);
     scale_rows(o, {factor[0] * unit, factor[1] * unit});
     bool nonfinite[2];
     Epilogue(*this).template store<kShort>(o, redo, nonfinite);
@@ -415,12 +421,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
     check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
   }
-  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
+  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo,
+                                              const float (&excess)[2]) {
     if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
         !this->is_partial()) {
-      finish_tile<true>(o, unit, redo);
+      finish_tile<true>(o, unit, redo, excess);
     } else {
-      finish_tile<false>(o, unit, redo);
+      finish_tile<false>(o, unit, redo, excess);
     }
   }
 
