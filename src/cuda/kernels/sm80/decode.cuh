@@ -66,9 +66,8 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
     const typename Config::QTile q{shared_};
-    if (Config::kQThreads == kThreads || threadIdx.x < Config::kQThreads) load_q(q);
     clear();
-    ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
+    ptx::cp_async_wait<0>();  // page numbers have arrived
     // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
       const int32_t stage = tile & (kStages - 1);
@@ -93,7 +92,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
         }
         if constexpr (!kIsE4m3) __syncthreads();  // all warps have read K
       }
-      if constexpr (!kIsE4m3) refill_k(tile, end);
+      if constexpr (!kIsE4m3) refill_k(tile, first, end, q);
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
@@ -103,7 +102,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
         ptx::cp_async_wait<kPending>();
         __syncthreads();  // V has arrived; all warps have read K
       }
-      if constexpr (kIsE4m3) refill_k(tile, end);
+      if constexpr (kIsE4m3) refill_k(tile, first, end, q);
       if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
@@ -116,7 +115,6 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       }
       if constexpr (!kIsE4m3) refill_v(tile, first, end);
     }
-    ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also if there was no key
   }
@@ -131,7 +129,9 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   }
 
   // Starts loading the tile that takes the buffer of a tile. Every call is a group of cp.async.
-  __device__ __forceinline__ void refill_k(int32_t tile, int32_t end) const {
+  // That of the first K, which instructions for Q must not delay, has Q, too.
+  __device__ __forceinline__ void refill_k(int32_t tile, int32_t first, int32_t end,
+                                           typename Config::QTile q) const {
     const int32_t next = tile + kStages;
     if (next < end) {
       load_tile(k_tile(tile), params_.args.inputs.k, k_, params_.problem.dim_qk, next);
@@ -139,6 +139,9 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
         cache_.prefetch(Cache::kK, tile & (kStages - 1), *this, next * kTileKv);
       }
       prefetch_pages(next + kStages);
+    }
+    if (next == first && (Config::kQThreads == kThreads || threadIdx.x < Config::kQThreads)) {
+      load_q(q);
     }
     ptx::cp_async_commit();
   }
