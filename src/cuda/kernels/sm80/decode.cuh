@@ -300,9 +300,12 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
-  char* const shared = ptx::dynamic_shared();
-  DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-  if (kernel.init()) kernel.run();
+  // Where there are no clusters, nothing launches a kernel that merges in one.
+  if constexpr (!Config::kMerges || kHasClusters) {
+    char* const shared = ptx::dynamic_shared();
+    DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
+    if (kernel.init()) kernel.run();
+  }
 }
 
 }  // namespace flashattn::cuda::sm80
