@@ -34,7 +34,7 @@ CHANGES = {
          dict(ALONE, lens_kv=[700], page_size=16, seqlen_q=3, tree=9, heads_q=5),
          dict(ALONE, heads_q=16, starts_kv=[600]), dict(ALONE, seqlen_q=7, heads_q=2, causal=True),
          dict(ALONE, heads_q=6, heads_kv=3, seqlen_kv=2049),
-         dict(ALONE, heads_q=16, heads_kv=8, seqlen_kv=2100),
+         dict(ALONE, seqlen_kv=2048, heads_q=3),
          dict(ALONE, batch=2, heads_kv=2, causal=True, lens_kv=[1000, 3]),
          dict(ALONE, heads_kv=2, causal=True)],
     32: [dict(), dict(splits=1), dict(splits=3), dict(splits=9, sink=True), dict(dim_qk=64),
