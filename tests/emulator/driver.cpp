@@ -231,13 +231,6 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
   return *blocks = 1, cudaSuccess;
 }
 
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
-                                           const cudaLaunchConfig_t* config) {
-  return *clusters =
-             emulator::kMultiprocessors / static_cast<int>(config->attrs[0].val.clusterDim.x),
-         cudaSuccess;
-}
-
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t stream) {
   emulator::enqueue(stream, [=] {
     emulator::host_writes(to, size);
