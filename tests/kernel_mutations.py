@@ -105,9 +105,9 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode.cuh",
         r"__syncthreads\(\);( *// all warps have read K\n)", r";\1",
         ["sm80 decode"]),
-    "decode: a cluster's parts are used before they have arrived": Mutation(
-        "sm80/decode_epilogue.cuh", r"merge_\.wait_for_parts\(\);", "", ["sm80 cluster"]),
-    "decode: a cluster's parts keep their own maxima": Mutation(
+    "decode: a cluster's splits are used before they have arrived": Mutation(
+        "sm80/decode_epilogue.cuh", r"merge_\.wait_for_splits\(\);", "", ["sm80 cluster"]),
+    "decode: a cluster's splits keep their own maxima": Mutation(
         "sm80/decode_merge.cuh", r"0\.0f : x \* weight;", "0.0f : x;", ["sm80 cluster"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(

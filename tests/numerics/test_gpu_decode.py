@@ -26,7 +26,7 @@ CHANGES = {
          dict(lens_kv=None, heads_q=16), dict(lens_kv=None, dtype_o="f32", sink=True),
          dict(lens_kv=None, seqlen_q=2, dim_qk=64, strides="padded"),
          dict(starts_kv=[30, 500], splits=4), dict(lse=False, lens_kv=None),
-         # Clusters of all sizes, of which some CTAs see no key.
+         # Clusters of several sizes, of which some CTAs see no key.
          ALONE, dict(ALONE, seqlen_kv=300), dict(ALONE, seqlen_kv=600, sink=True),
          dict(ALONE, dim_qk=64, sink=True), dict(ALONE, dim_qk=256, dim_v=200, dtype="f16"),
          dict(ALONE, dim_qk=40, dim_v=24, dtype_o="f32"), dict(ALONE, window=(300, 0)),

@@ -60,13 +60,14 @@ std::string kernel_name(const ForwardEntry& e) {
 ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
   static std::mutex mutex;
   static std::map<std::pair<int32_t, const ForwardEntry*>, ClusterLimits> known;
-  const void* const kernel = reinterpret_cast<const void*>(entry.merging_kernel);
-  const int32_t shared_bytes = entry.merging_shared_bytes;
+  const ForwardEntry merging = entry.merging();
+  const void* const kernel = reinterpret_cast<const void*>(merging.kernel);
   cudaFuncAttributes attributes{};
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   // Code from older PTX knows no clusters.
-  if (attributes.ptxVersion < 90 || shared_bytes > device.properties.shared_memory) return {};
-  make_ready(kernel, entry.threads, shared_bytes, device.properties.multiprocessors);
+  if (attributes.ptxVersion < 90 || merging.shared_bytes > device.properties.shared_memory)
+    return {};
+  make_ready(merging, device.properties.multiprocessors);
   throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
            "cudaFuncSetAttribute");
   const std::lock_guard<std::mutex> lock(mutex);
@@ -74,7 +75,8 @@ ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
   if (found != known.end()) return found->second;
   ClusterLimits limits{};
   for (int32_t log2 = 1; log2 <= kMaxLog2Cluster; ++log2) {
-    limits.at_once[log2] = active_clusters(kernel, 1 << log2, entry.threads, shared_bytes);
+    limits.at_once[log2] =
+        active_clusters(kernel, 1 << log2, merging.threads, merging.shared_bytes);
   }
   return known[{device.index, &entry}] = limits;
 }
@@ -286,15 +288,9 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
-  if (const int32_t status = check_grid(p.ctas())) return status;
-  const ForwardEntry& entry = *choice.entry;
   const bool merges = p.log2_cluster > 0;
-  const int32_t status =
-      status_of(launch_kernel(merges ? entry.merging_kernel : entry.kernel,
-                              dim3(static_cast<unsigned>(p.ctas())), entry.threads,
-                              merges ? entry.merging_shared_bytes : entry.shared_bytes, p, stream,
-                              1 << p.log2_cluster),
-                "launching the forward kernel");
+  const int32_t status = cuda::launch(merges ? choice.entry->merging() : *choice.entry, p.ctas(), p,
+                                      stream, "launching the forward kernel", 1 << p.log2_cluster);
   if (status != FLASHATTN_OK || p.max_splits <= 1 || merges) return status;
   return status_of(launch_combine(p, combine_starts_early_, stream),
                    "launching the combine kernel");

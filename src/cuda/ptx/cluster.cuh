@@ -28,8 +28,8 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
-// Releases nothing but what fence_mbarrier_init() has made visible, which a device-wide fence, some
-// 500 clocks, would do as well.
+// Does not release this thread's writes, which takes a device-wide fence, some 500 clocks. It does
+// for barriers that fence_mbarrier_init() has made visible.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }

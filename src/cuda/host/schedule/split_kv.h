@@ -60,12 +60,12 @@ struct ClusterLimits {
 // sends its rows. Fitted to an H200 whose caches hold neither keys nor code: heads of 64 to 256,
 // 512 to 8k keys, 1 to 64 row tiles. key_elements: of K and V of a key.
 constexpr int64_t kLeastClusterKeys = 384, kMostKeysMore = 16;  // the latter a row tile
-constexpr int32_t kFewClusterRows = 8;                          // more rows: up to 8 CTAs
+constexpr int32_t kFewClusterRows = 8;  // with more, half as many CTAs at most
 constexpr int32_t log2_cluster_ctas(int64_t row_tiles, int32_t rows, int64_t keys,
                                     int64_t key_elements, int32_t step, int64_t one_wave,
                                     const ClusterLimits& limits) {
   const int64_t splits = std::min(one_wave / row_tiles, ceil_div(keys, step));
-  const int32_t most = rows <= kFewClusterRows ? kMaxLog2Cluster : 3;
+  const int32_t most = kMaxLog2Cluster - (rows > kFewClusterRows);
   int32_t log2 = 0;
   while (log2 < most && splits >> (log2 + 1) > 0 && row_tiles <= limits.at_once[log2 + 1]) ++log2;
   if (log2 == 0) return 0;

@@ -46,8 +46,8 @@ class DecodeEpilogue : RowEpilogue {
       for (int r = warp_.idx; r < rows_; r += Config::kWarps) combine_warps(r, step);
     }
     if constexpr (Config::kMerges) {
-      merge_.wait_for_parts();
-      for (int r = warp_.idx; r < rows_; r += Config::kWarps) merge_parts(r);
+      merge_.wait_for_splits();
+      for (int r = warp_.idx; r < rows_; r += Config::kWarps) merge_splits(r);
     }
   }
 
@@ -98,7 +98,7 @@ class DecodeEpilogue : RowEpilogue {
     }
   }
 
-  // What columns of O are multiplied by, and the key whose value they are instead (or -1).
+  // A row of O is multiplied by `factor`, or is V of the key single_kv if that is not -1.
   struct RowFactor {
     float factor;
     int32_t single_kv;
@@ -158,7 +158,7 @@ class DecodeEpilogue : RowEpilogue {
   }
 
   // Merges row r of the cluster's CTAs, in a fixed order. One warp calls this.
-  __device__ __forceinline__ void merge_parts(int32_t r) const {
+  __device__ __forceinline__ void merge_splits(int32_t r) const {
     const MergeLane lane = merge_.lane();
     const float2 stats = merge_.stats(lane, r);
     float row_max = stats.x;
@@ -167,16 +167,16 @@ class DecodeEpilogue : RowEpilogue {
       row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, step));
     }
     const float weight = row_max == -INFINITY ? 0.0f : ptx::exp2((stats.x - row_max) * kWideUnit);
-    float sum = lane.quad == 0 ? stats.y * weight : 0.0f;
+    float sum = lane.vector == 0 ? stats.y * weight : 0.0f;
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     const int32_t first = merge_.first_column();
     const RowFactor factor = finish_row(r, row_max, sum, warp_.lane == 0 && first == 0);
-    for (int32_t quad = lane.quad; quad < merge_.columns() / 4; quad += lane.lanes) {
+    for (int32_t vector = lane.vector; vector < merge_.columns() / 4; vector += lane.lanes) {
       float o[4];
-      merge_.sum_parts(lane, r, quad, weight, o);
-      const int32_t column = first + quad * 4;
-      if (lane.part == 0 && column < params_.problem.dim_v) store_columns(r, column, o, factor);
+      merge_.sum_splits(lane, r, vector, weight, o);
+      const int32_t column = first + vector * 4;
+      if (lane.split == 0 && column < params_.problem.dim_v) store_columns(r, column, o, factor);
     }
   }
 

@@ -11,14 +11,14 @@
 
 namespace flashattn::cuda::sm80 {
 
-// What a row's merge needs of a lane: a part, and four columns of it.
+// A lane's share of the merge of a row: vectors of four columns of one split.
 struct MergeLane {
-  int32_t part;   // beyond the last for a lane without work
-  int32_t quad;   // of four columns, of the lane's part
-  int32_t lanes;  // of a part
+  int32_t split;   // beyond the last for a lane without work
+  int32_t vector;  // the first; the next ones are `lanes` apart
+  int32_t lanes;   // that share a split
 };
 
-// Shared memory: a barrier | row maxima and sums | O, each by (part, row), which nothing else uses.
+// Shared memory: a barrier | row maxima and sums | O, each by (split, row). Nothing else uses it.
 template <class Config>
 class ClusterMerge {
   static constexpr int kRows = Config::kTileQ, kDimV = Config::kDimV;
@@ -58,7 +58,9 @@ class ClusterMerge {
                      __float_as_uint(o[3]), ptx::mapa(shared_, to));
   }
   // Once all has arrived, nobody touches this CTA's memory any more.
-  __device__ __forceinline__ void wait_for_parts() const { ptx::mbarrier_wait_cluster(shared_, 0); }
+  __device__ __forceinline__ void wait_for_splits() const {
+    ptx::mbarrier_wait_cluster(shared_, 0);
+  }
 
   // The columns of O that this CTA merges.
   __device__ __forceinline__ int32_t columns() const { return 1 << log2_columns(); }
@@ -67,19 +69,19 @@ class ClusterMerge {
   }
 
   __device__ __forceinline__ MergeLane lane() const {
-    const int32_t quads = log2_columns() - 2, most = 5 - log2_ctas_;
-    const int32_t log2_lanes = quads < most ? quads : most, lane = threadIdx.x % 32;
+    const int32_t log2_vectors = log2_columns() - 2, most = 5 - log2_ctas_;
+    const int32_t log2_lanes = log2_vectors < most ? log2_vectors : most, lane = threadIdx.x % 32;
     return {lane >> log2_lanes, lane & ((1 << log2_lanes) - 1), 1 << log2_lanes};
   }
-  // Maximum and sum of row r in the lane's part.
+  // Maximum and sum of row r in the lane's split.
   __device__ __forceinline__ float2 stats(const MergeLane& lane, int32_t r) const {
-    return lane.part < ctas() ? ptx::load_shared_pair(stats_address(lane.part, r))
-                              : float2{-INFINITY, 0.0f};
+    return lane.split < ctas() ? ptx::load_shared_pair(stats_address(lane.split, r))
+                               : float2{-INFINITY, 0.0f};
   }
-  // Sums row r over the parts, times each lane's weight: four columns from `quad` on.
-  __device__ __forceinline__ void sum_parts(const MergeLane& lane, int32_t r, int32_t quad,
-                                            float weight, float (&o)[4]) const {
-    if (weight != 0.0f) ptx::load_shared(o, o_address(lane.part, r) + quad * 16);
+  // Sums a vector of row r over the splits, times each lane's weight.
+  __device__ __forceinline__ void sum_splits(const MergeLane& lane, int32_t r, int32_t vector,
+                                             float weight, float (&o)[4]) const {
+    if (weight != 0.0f) ptx::load_shared(o, o_address(lane.split, r) + vector * 16);
 #pragma unroll
     for (float& x : o) x = weight == 0.0f ? 0.0f : x * weight;
     for (int32_t step = lane.lanes; step < lane.lanes << log2_ctas_; step *= 2) {
@@ -93,11 +95,11 @@ class ClusterMerge {
   __device__ __forceinline__ int32_t log2_columns() const {
     return (kDimV == 64 ? 6 : kDimV == 128 ? 7 : 8) - log2_ctas_;
   }
-  __device__ __forceinline__ uint32_t stats_address(int32_t part, int32_t r) const {
-    return shared_ + kStatsOffset + (part * kRows + r) * 8;
+  __device__ __forceinline__ uint32_t stats_address(int32_t split, int32_t r) const {
+    return shared_ + kStatsOffset + (split * kRows + r) * 8;
   }
-  __device__ __forceinline__ uint32_t o_address(int32_t part, int32_t r) const {
-    return shared_ + kOOffset + (part * kRows + r) * columns() * 4;
+  __device__ __forceinline__ uint32_t o_address(int32_t split, int32_t r) const {
+    return shared_ + kOOffset + (split * kRows + r) * columns() * 4;
   }
 
   const int32_t log2_ctas_;

@@ -28,9 +28,17 @@ struct ForwardEntry {
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   bool decodes;
   void (*kernel)(ForwardParams);
-  // The same where the CTAs of a cluster merge their splits; may be NULL.
+  // This kernel merges splits in clusters; NULL if the entry has none.
   void (*merging_kernel)(ForwardParams);
   int32_t merging_shared_bytes;
+
+  // Returns the entry of that kernel.
+  ForwardEntry merging() const {
+    ForwardEntry entry = *this;
+    entry.kernel = merging_kernel;
+    entry.shared_bytes = merging_shared_bytes;
+    return entry;
+  }
 };
 
 // A kernel of the backward pass, or of the gradient of the dense bias.

@@ -28,6 +28,7 @@ cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int sh
   return launch_with(false, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
+// Larger clusters than there are multiprocessors run, too.
 inline int active_clusters(const void*, int cluster, int, int) {
   return cluster > emulator::kMultiprocessors ? 1 : emulator::kMultiprocessors / cluster;
 }
