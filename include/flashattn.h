@@ -15,7 +15,7 @@
  *     flashattn_plan *plan = NULL;
  *     int32_t status = flashattn_plan_create(&desc, &plan, NULL);
  *     flashattn_args args;
- *     flashattn_args_init(&args, sizeof args);   // zero, and all strides packed
+ *     if (!status) status = flashattn_args_init(&args, sizeof args);  // zero, strides packed
  *     args.batch = 2, args.seqlen_q = 77, args.seqlen_kv = 77;
  *     args.q.data = q, args.k.data = k, args.v.data = v, args.o.data = o;
  *     int64_t bytes = 0;
