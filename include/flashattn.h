@@ -772,7 +772,7 @@ typedef struct flashattn_plan_properties {
   const char *kernel;
   /* Instructions it is made of: "avx512_bf16". */
   const char *isa;
-  /* One sentence: why this kernel. */
+  /* Message: why this kernel. */
   const char *why;
   /* For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
    * dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible. */

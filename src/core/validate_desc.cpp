@@ -229,7 +229,7 @@ struct Conflict {
   bool found;
   int32_t reason;
   const char* field;
-  const char* sentence;
+  const char* message;
 };
 
 void check_conflicts(const Problem& p) {
@@ -281,7 +281,7 @@ void check_conflicts(const Problem& p) {
        "mask, U8"},
   };
   for (const Conflict& row : table) {
-    if (row.found) reject(row.reason, row.field, "%s", row.sentence);
+    if (row.found) reject(row.reason, row.field, "%s", row.message);
   }
 }
 

@@ -929,7 +929,7 @@ Base.@kwdef struct flashattn_plan_properties
     kernel::Cstring = Cstring(C_NULL)
     "Instructions it is made of: \"avx512_bf16\"."
     isa::Cstring = Cstring(C_NULL)
-    "One sentence: why this kernel."
+    "Message: why this kernel."
     why::Cstring = Cstring(C_NULL)
     """
     For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +

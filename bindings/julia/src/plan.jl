@@ -140,7 +140,7 @@ end
     FlashAttention.info(plan, op = :forward; batch, seqlen_q, seqlen_kv, total_q, total_kv)
 
 The kernel that an operation uses and its cost, as a named tuple: `backend`, `kernel`, `isa`, `why`
-(one sentence), `tile_q`, `tile_kv`, `stages`, `threads`, `registers`, `shared_memory`,
+(a message), `tile_q`, `tile_kv`, `stages`, `threads`, `registers`, `shared_memory`,
 `scratch` (bytes), `splits`, `flops`, `bytes` (the least to move), `workspace` (bytes). Without sizes:
 for the plan's maxima.
 """

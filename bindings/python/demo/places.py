@@ -146,7 +146,7 @@ HOST = Host()
 
 
 def find() -> Tuple[Host, str]:
-    """The first GPU on which the model runs, else the CPU; and a sentence that says which, and why
+    """The first GPU on which the model runs, else the CPU; and a message that says which, and why
     not on a GPU."""
     found = next((d for d in flashattn.devices() if d.kind == "cuda"), None)
     device = f"cuda:{found.device_index}" if found else "cuda"

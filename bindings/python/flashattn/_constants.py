@@ -365,7 +365,7 @@ class PlanInfo(NamedTuple):
     kernel: str
     #: Instructions it is made of: "avx512_bf16".
     isa: str
-    #: One sentence: why this kernel.
+    #: Message: why this kernel.
     why: str
     #: For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
     #: dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible.

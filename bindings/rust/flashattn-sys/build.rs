@@ -22,8 +22,8 @@ fn main() {
     if env::var_os("DOCS_RS").is_some() {
         return;
     }
-    if let Err(sentence) = link() {
-        eprintln!("flashattn-sys: {sentence}");
+    if let Err(message) = link() {
+        eprintln!("flashattn-sys: {message}");
         std::process::exit(1);
     }
 }
@@ -34,7 +34,7 @@ fn link() -> Result<(), String> {
     }
     let missing = match link_pkg_config() {
         Ok(()) => return Ok(()),
-        Err(sentence) => sentence,
+        Err(message) => message,
     };
     let source = match env::var_os("FLASHATTN_BUILD_FROM") {
         Some(path) => PathBuf::from(path),

@@ -87,7 +87,7 @@ static XLA_FFI_Error *fail(const XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code co
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-/* The library's own sentence. */
+/* The library's own message. */
 static XLA_FFI_Error *refused(const XLA_FFI_CallFrame *frame, int32_t status) {
   XLA_FFI_Error_Code code = status == INVALID_ARGUMENT ? XLA_FFI_Error_Code_INVALID_ARGUMENT
                             : status == UNSUPPORTED    ? XLA_FFI_Error_Code_UNIMPLEMENTED

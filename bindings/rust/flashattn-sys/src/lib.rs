@@ -1374,7 +1374,7 @@ pub struct flashattn_plan_properties {
     pub kernel: *const c_char,
     /// Instructions it is made of: "avx512_bf16".
     pub isa: *const c_char,
-    /// One sentence: why this kernel.
+    /// Message: why this kernel.
     pub why: *const c_char,
     /// For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
     /// dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible.

@@ -14,7 +14,7 @@ pub struct PlanInfo {
     pub kernel: String,
     /// Instructions it is made of: "avx512_bf16".
     pub isa: String,
-    /// One sentence: why this kernel.
+    /// Message: why this kernel.
     pub why: String,
     /// Queries of a tile.
     pub tile_q: i32,
