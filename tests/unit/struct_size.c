@@ -158,6 +158,18 @@ static void test_error(void) {
   CHECK_STATUS(flashattn_forward(plan, &args, f.workspace, f.workspace_bytes, NULL),
                FLASHATTN_ERROR_VERSION);
   CHECK(memcmp(&error, &none, sizeof error) == 0);
+
+  /* A later header's, larger: taken if what is new in it is zero, and that is not written. */
+  struct {
+    flashattn_error error;
+    int64_t later[8];
+  } room = {{.struct_size = sizeof room}, {0}}, untouched = room;
+  CHECK_STATUS(flashattn_check(&desc, &room.error), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK(strcmp(room.error.field, "heads_q") == 0 && room.later[0] == 0);
+  untouched.later[7] = 1;
+  room = untouched;
+  CHECK_STATUS(flashattn_check(&desc, &room.error), FLASHATTN_ERROR_VERSION);
+  CHECK(memcmp(&room, &untouched, sizeof room) == 0);
 }
 
 int main(void) {
