@@ -169,6 +169,18 @@ static void test_refusals(void) {
   CHECK_STATUS(flashattn_append_kv(NULL, &args, NULL), FLASHATTN_ERROR_VERSION);
 }
 
+/* A later header's structure is taken if what is new in it is zero. */
+static void test_sizes(void) {
+  struct {
+    flashattn_append_kv_args args;
+    int64_t later[16];
+  } room = {make_args(), {0}};
+  room.args.struct_size = sizeof room;
+  CHECK_OK(flashattn_append_kv(plan, &room.args, NULL));
+  room.later[15] = 1;
+  refused(&room.args, NULL, FLASHATTN_ERROR_VERSION, FLASHATTN_REASON_STRUCT_SIZE, "struct_size");
+}
+
 int main(void) {
   flashattn_desc desc = {.struct_size = sizeof desc};
   desc.dtype = FLASHATTN_DTYPE_F32;
@@ -179,6 +191,7 @@ int main(void) {
   test_numbers();
   test_increments();
   test_refusals();
+  test_sizes();
   flashattn_plan_destroy(plan);
   return check_report();
 }

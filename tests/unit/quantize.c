@@ -112,11 +112,11 @@ static void test_refusals(void) {
 static void test_sizes(void) {
   struct {
     flashattn_quantize_args args;
-    int64_t later[8];
+    int64_t later[16];
   } room = {make_args(), {0}};
   room.args.struct_size = sizeof room;
   CHECK_OK(flashattn_quantize(plan, &room.args, NULL));
-  room.later[7] = 1;
+  room.later[15] = 1;
   refused(&room.args, NULL, FLASHATTN_ERROR_VERSION, FLASHATTN_REASON_STRUCT_SIZE, "struct_size");
 }
 
