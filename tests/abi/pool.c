@@ -1,6 +1,7 @@
 /* The library's threads as a program sees them:  pool MODE FOLDER
  *   callers   100 threads call at once: the bits are the same, and no more threads are there than
- *             the calling ones and the pool's, which the first calls started
+ *             the calling ones and the pool's, which the first calls started; and threads that
+ *             wait for the next call do not spin for long
  *   stacks    `ulimit -s` is 64 KiB, and so are the stacks of four threads that call at once */
 #include <limits.h>
 #include <pthread.h>
@@ -18,6 +19,7 @@
 enum {
   CALLERS = 100,
   ROUNDS = 5,
+  PAUSES = 11,
   SMALL = 64 << 10
 };
 
@@ -58,6 +60,33 @@ static int call_from(int callers, size_t stack) {
   return most;
 }
 
+static int by_size(const void *x, const void *y) {
+  const int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
+  return (a > b) - (a < b);
+}
+
+/* After a call a thread spins for 50 us, and sleeps then. Of several calls the median, for a thread
+ * that is at work elsewhere may be late. */
+static void check_spinning(void) {
+  int64_t before, spent[PAUSES];
+  uint64_t digest;
+  for (int n = 0; n < PAUSES; ++n) {
+    CHECK(threaded_run(&digest));
+    count_threads_time(NULL, NULL, &before);
+    usleep(20000);
+    count_threads_time(NULL, NULL, &spent[n]);
+    if (before < 0 || spent[n] < 0) {
+      ++check_skipped;
+      printf("skipped: the system does not say how long threads run\n");
+      return;
+    }
+    spent[n] -= before;
+  }
+  qsort(spent, PAUSES, sizeof *spent, by_size);
+  const int64_t most = (THREADED - 1) * 150000; /* the system's work to let them sleep included */
+  if (!CHECK(spent[PAUSES / 2] < most)) printf("%g us\n", (double)spent[PAUSES / 2] / 1000);
+}
+
 /* A limit of stacks holds from the start of a program on. */
 static void limit_stacks(char **argv) {
   struct rlimit now;
@@ -79,6 +108,7 @@ int main(int argc, char **argv) {
   long first = 0, last = 0;
   int before = 0;
   CHECK(count_threads(&before, &first) == THREADED - 1);
+  if (!stacks) check_spinning();
   const int callers = stacks ? 4 : CALLERS;
   const int most = call_from(callers, stacks ? SMALL : 0);
   if (!CHECK(most <= callers + before)) printf("%d threads\n", most);
