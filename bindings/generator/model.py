@@ -300,6 +300,9 @@ class _Reader:
             if ctype.is_pointer:
                 unit = align = POINTER_SIZE
             elif ctype.base in self.structs:
+                if self.structs[ctype.base].fields[0].name == "struct_size":
+                    raise HeaderError(f"line {line}: {item.name}: {ctype.base} by value, which "
+                                      "grows")
                 unit, align = self.structs[ctype.base].size, self.structs[ctype.base].alignment
             elif ctype.base in SCALARS:
                 unit = align = SCALARS[ctype.base]

@@ -45,6 +45,7 @@ def test_model_knows_layout_and_docs():
      "by value"),
     ("/* Frees a plan", "#if 0\n/* Frees a plan", "preprocessor line"),
     ("  void *data;", "  char data;", "by value"),
+    ("  flashattn_error *error;", "  flashattn_error error;", "flashattn_error by value, which"),
     ("enum flashattn_device {", "union u { int32_t a; };\nenum flashattn_device {",
      "cannot carry"),
     ("/* Whether flashattn_plan_create would", "\n/* ---- */\n\n/* Whether", None),
