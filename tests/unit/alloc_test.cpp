@@ -1,6 +1,8 @@
 // Host memory runs out at every place where the library asks for it: a status, no leak, nothing
-// written. And running a plan asks for none.
+// written. And running a plan asks for none, and formats no text.
 #include <atomic>
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -37,7 +39,37 @@ void release(void* memory) {
   std::free(memory);
 }
 
+std::atomic<int64_t> g_formatted{0};
+
 }  // namespace
+
+// The linker lets the library call these (--wrap); the last two where the compiler is told to check
+// the sizes of buffers.
+extern "C" {
+int __real_vsnprintf(char* text, size_t size, const char* format, va_list values);
+int __wrap_vsnprintf(char* text, size_t size, const char* format, va_list values) {
+  ++g_formatted;
+  return __real_vsnprintf(text, size, format, values);
+}
+int __wrap_snprintf(char* text, size_t size, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  const int length = __wrap_vsnprintf(text, size, format, values);
+  va_end(values);
+  return length;
+}
+int __wrap___vsnprintf_chk(char* text, size_t size, int, size_t, const char* format,
+                           va_list values) {
+  return __wrap_vsnprintf(text, size, format, values);
+}
+int __wrap___snprintf_chk(char* text, size_t size, int, size_t, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  const int length = __wrap_vsnprintf(text, size, format, values);
+  va_end(values);
+  return length;
+}
+}
 
 // All forms, so that nothing escapes the count.
 void* operator new(size_t n) { return allocate_or_throw(n, 16); }
@@ -126,7 +158,7 @@ void test_check() {
   CHECK(g_asked == 0 && std::strstr(flashattn_last_error(nullptr, nullptr), "heads_q = -1"));
 }
 
-// No call asks for memory, failing ones included.
+// No call asks for memory, failing ones included; only those format text.
 void test_run() {
   const flashattn_desc desc = make_desc();
   flashattn_plan* plan = nullptr;
@@ -172,16 +204,20 @@ void test_run() {
     const int64_t live = g_live;
     g_asked = 0;
     g_fail_at = 0;
+    g_formatted = 0;
     const int32_t status[] = {
+        flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward, &more),
         flashattn_forward(plan, &forward, workspace.data(), bytes, nullptr),
         flashattn_backward(plan, &backward, workspace.data(), bytes, nullptr),
         flashattn_merge(plan, &merge, nullptr),
         flashattn_dropout_mask(plan, &forward, keep.data(), nullptr),
-        flashattn_forward(plan, nullptr, nullptr, 0, nullptr),
     };
+    const int64_t formatted = g_formatted;
+    const int32_t refused = flashattn_forward(plan, nullptr, nullptr, 0, nullptr);
     g_fail_at = -1;
-    for (int n = 0; n < 4; ++n) CHECK(status[n] == FLASHATTN_OK);
-    CHECK(status[4] == FLASHATTN_ERROR_INVALID_ARGUMENT);
+    for (const int32_t one : status) CHECK(one == FLASHATTN_OK);
+    CHECK(refused == FLASHATTN_ERROR_INVALID_ARGUMENT);
+    CHECK(formatted == 0 && g_formatted > 0);
     CHECK(g_asked == 0);
     CHECK(g_live == live);
   }
