@@ -38,5 +38,23 @@ for pair in gcc:g++ clang:clang++; do
   compile "$cc" c99 c "$layout" "-Wno-unused-local-typedefs"
 done
 
+# What FLASHATTN_API is on Windows for programs, for the library itself, and beside the archive.
+api() { # options, what it must hold; nothing: no attribute
+  found=$(${CC:-cc} -E -P $1 -I "$include" "$folder/alone.c" |
+    sed -n '/flashattn_plan_destroy/ s/^ *//p')
+  case $found in
+    "${2}void flashattn_plan_destroy("*) passed=$((passed + 1)) ;;
+    *)
+      failed=$((failed + 1))
+      echo "failed: FLASHATTN_API with '$1': $found"
+      ;;
+  esac
+}
+api "-D_WIN32" "__declspec(dllimport) "
+api "-D_WIN32 -DFLASHATTN_BUILD" "__declspec(dllexport) "
+api "-D_WIN32 -DFLASHATTN_STATIC"
+api "-DFLASHATTN_STATIC"
+api "" '__attribute__((visibility("default"))) '
+
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]
