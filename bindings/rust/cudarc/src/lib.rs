@@ -36,7 +36,7 @@ use cudarc::driver::{
 };
 use flashattn::{
     AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients,
-    Inputs, Op, Output, Part, Plan, Queue, Sizes, Strides, Upstream, View, ViewMut,
+    Inputs, Op, Output, Part, Plan, Queue, Sizes, Strides, Upstream, View, ViewMut, F8E4M3,
 };
 
 /// What can go wrong.
@@ -111,12 +111,12 @@ impl Attention {
     /// # Errors
     ///
     /// What libflashattn refuses, a slice that is too short, what the driver reports.
-    pub fn forward<'env, T: Element, O: Element>(
+    pub fn forward<'env, T: Element, K: Element, O: Element>(
         &self,
         stream: &'env Arc<CudaStream>,
         call: impl for<'call> FnOnce(
             &mut Slices<'call, 'env>,
-        ) -> Result<(Inputs<'call, T>, Output<'call, O>)>,
+        ) -> Result<(Inputs<'call, T, K>, Output<'call, O>)>,
     ) -> Result<()> {
         let mut slices = Slices::new(&self.context, stream)?;
         let (inputs, output) = call(&mut slices)?;
@@ -133,15 +133,15 @@ impl Attention {
     /// # Errors
     ///
     /// As of [`Attention::forward`].
-    pub fn backward<'env, T: Element, O: Element>(
+    pub fn backward<'env, T: Element, K: Element, O: Element, G: Element>(
         &self,
         stream: &'env Arc<CudaStream>,
         call: impl for<'call> FnOnce(
             &mut Slices<'call, 'env>,
         ) -> Result<(
-            Inputs<'call, T>,
+            Inputs<'call, T, K>,
             Upstream<'call, O>,
-            Gradients<'call, T>,
+            Gradients<'call, G>,
         )>,
     ) -> Result<()> {
         let mut slices = Slices::new(&self.context, stream)?;
@@ -260,7 +260,30 @@ impl<'call, 'env: 'call> Slices<'call, 'env> {
         dims: impl Into<Dims>,
         strides: Strides,
     ) -> Result<View<'call, T>> {
+        self.read(data, dims.into(), strides)
+    }
+
+    /// [`Slices::view`] of a cache of 8 bits, whose bytes are those of [`F8E4M3`].
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short.
+    pub fn view_e4m3(
+        &mut self,
+        data: &'env dyn DevicePtr<u8>,
+        dims: impl Into<Dims>,
+    ) -> Result<View<'call, F8E4M3>> {
         let dims = dims.into();
+        self.read(data, dims, Strides::packed(dims))
+    }
+
+    // E is T, or F8E4M3 of bytes.
+    fn read<T, E>(
+        &mut self,
+        data: &'env dyn DevicePtr<T>,
+        dims: Dims,
+        strides: Strides,
+    ) -> Result<View<'call, E>> {
         check_reach(data.len(), &dims, &strides)?;
         let (address, guard) = data.device_ptr(self.stream);
         self.guards.push(guard);
@@ -293,11 +316,34 @@ impl<'call, 'env: 'call> Slices<'call, 'env> {
         dims: impl Into<Dims>,
         strides: Strides,
     ) -> Result<ViewMut<'call, T>> {
+        self.write(data, dims.into(), strides)
+    }
+
+    /// [`Slices::view_mut`] of a cache of 8 bits, whose bytes are those of [`F8E4M3`].
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short.
+    pub fn view_e4m3_mut(
+        &mut self,
+        data: &'env mut dyn DevicePtrMut<u8>,
+        dims: impl Into<Dims>,
+    ) -> Result<ViewMut<'call, F8E4M3>> {
         let dims = dims.into();
+        self.write(data, dims, Strides::packed(dims))
+    }
+
+    // As read.
+    fn write<T, E>(
+        &mut self,
+        data: &'env mut dyn DevicePtrMut<T>,
+        dims: Dims,
+        strides: Strides,
+    ) -> Result<ViewMut<'call, E>> {
         check_reach(data.len(), &dims, &strides)?;
         let (address, guard) = data.device_ptr_mut(self.stream);
         self.guards.push(guard);
-        // SAFETY: as in strided, and borrowed by nobody else.
+        // SAFETY: as in read, and borrowed by nobody else.
         Ok(unsafe { ViewMut::from_device_ptr(address, dims, strides)? })
     }
 

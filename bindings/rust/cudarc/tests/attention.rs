@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream};
 use flashattn::half::f16;
 use flashattn::{
-    AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Dtype, Gradients, Inputs, Output,
-    Part, Upstream,
+    AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Dtype, Element, Gradients, Inputs,
+    Output, Part, Upstream, F8E4M3,
 };
 use flashattn_cudarc::{Attention, Error};
 
@@ -235,6 +235,41 @@ fn new_tokens_enter_a_cache() -> Result<(), Error> {
         let angle = first as f32;
         let turned = x * angle.cos() - y * angle.sin();
         assert!((k_cache[row].to_f32() - turned).abs() < 2e-3);
+    }
+    Ok(())
+}
+
+/// Written by append_kv, whose descales are 1, and read beside queries of 16 bits.
+#[test]
+fn a_cache_of_8_bits() -> Result<(), Error> {
+    let Some(stream) = gpu() else { return Ok(()) };
+    let desc = DescBuilder::new(Dtype::F16, 4, 64).dtype_kv(Dtype::F8E4M3);
+    let Some(attention) = plan(&stream, desc)? else { return Ok(()) };
+    let host = [numbers(1), numbers(2), numbers(3)];
+    let [q, k, v] =
+        [stream.clone_htod(&host[0])?, stream.clone_htod(&host[1])?, stream.clone_htod(&host[2])?];
+    let mut lens = stream.clone_htod(&[0i32, 0])?;
+    let (mut k_cache, mut v_cache) =
+        (stream.alloc_zeros::<u8>(SIZE)?, stream.alloc_zeros::<u8>(SIZE)?);
+    attention.append_kv(&stream, |on| {
+        let caches = [on.view_e4m3_mut(&mut k_cache, DIMS)?, on.view_e4m3_mut(&mut v_cache, DIMS)?];
+        let [k_cache, v_cache] = caches;
+        let output = AppendOutput::new(k_cache, v_cache).lens_in_place(on.array_mut(&mut lens));
+        Ok((AppendInputs::new(on.view(&k, DIMS)?, on.view(&v, DIMS)?), output))
+    })?;
+    assert_eq!(stream.clone_dtoh(&lens)?, [40, 40]);
+    let mut o = stream.alloc_zeros::<f16>(SIZE)?;
+    attention.forward(&stream, |on| {
+        let (k, v) = (on.view_e4m3(&k_cache, DIMS)?, on.view_e4m3(&v_cache, DIMS)?);
+        let inputs = Inputs::new(on.view(&q, DIMS)?, k, v).lens_kv(on.array(&lens));
+        Ok((inputs, Output::new(on.view_mut(&mut o, DIMS)?)))
+    })?;
+    let [k, v] = [&host[1], &host[2]].map(|x| {
+        x.iter().map(|n| f16::from_f32(F8E4M3::from_f32(n.to_f32()).to_f32())).collect::<Vec<_>>()
+    });
+    let got = stream.clone_dtoh(&o)?;
+    for at in [[0, 0, 0], [1, 3, 17]] {
+        assert_row(&got, at, &plain([&host[0], &k, &v], at, 0..40, &[0.0; 40]));
     }
     Ok(())
 }
