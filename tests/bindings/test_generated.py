@@ -1,4 +1,5 @@
 """The generated layer: up to date, and a header that bindings cannot carry is refused."""
+import inspect
 import os
 import pathlib
 import shutil
@@ -58,6 +59,20 @@ def test_discipline(old, new, complaint):
         return
     with pytest.raises(model.HeaderError, match=complaint):
         model.read(text)
+
+
+def test_describe_covers_the_descriptor():
+    """A field or a bit of flashattn_desc without a keyword could not be set from Python."""
+    from flashattn._constants import Descriptor
+    from flashattn._describe import _BITS, describe
+    from flashattn._options import OPTIONS
+    keywords = set(inspect.signature(describe).parameters)
+    assert keywords == set(OPTIONS) and {keyword for keyword, _, _ in _BITS} <= keywords
+    several = {"device": ["device_index"], "window": ["window_left", "window_right"]}
+    covered = keywords.union({member for _, member, _ in _BITS}, *several.values())
+    desc = next(s for s in model.read(HEADER).structs if s.name == "flashattn_desc")
+    names = [field.name for field in desc.fields[1:]]
+    assert list(Descriptor._fields) == names and set(names) <= covered
 
 
 def test_the_table_of_arrays_is_that_of_the_header():
