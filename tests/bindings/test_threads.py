@@ -104,15 +104,27 @@ assert os.waitpid(child, 0)[1] == 0, "the forked process"
 """
 
 
-@pytest.mark.parametrize("when", ["beside", "inside"])
-def test_openmp_of_the_program(when):
+def llvms_openmp():
+    """Debian's libomp, unpacked into build/."""
+    file = "usr/lib/llvm-14/lib/libomp.so.5"
+    found = subprocess.run([ROOT / "tests" / "debian_unpacked.sh", "libomp", file, "libomp5-14"],
+                           stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if found.returncode == 77:
+        pytest.skip(found.stderr.strip())
+    assert found.returncode == 0, found.stderr
+    return os.path.join(found.stdout.strip(), file)
+
+
+@pytest.mark.parametrize("whose", ["GCC's", "LLVM's"])
+def test_openmp_of_the_program(whose):
     """Its runtime has threads of its own when we compute beside it, inside a parallel region, and
     in a forked child, which has all of the library's threads."""
-    for name in filter(None, ("libgomp.so.1", os.environ.get("OTHER_OPENMP"))):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            pytest.skip(f"no {name}")
+    name = "libgomp.so.1" if whose == "GCC's" else llvms_openmp()
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        pytest.skip(f"no OpenMP runtime of {whose}: {error}")
+    for when in ("beside", "inside"):
         run(OTHERS, name, when)
 
 
@@ -143,17 +155,21 @@ print(idle, loaded, one)
 """
 
 
-@pytest.mark.skipif(not os.environ.get("FLASHATTN_TEST_QUIET"),
-                    reason="FLASHATTN_TEST_QUIET is not set: nothing else may run on the machine")
+QUIET = bool(os.environ.get("FLASHATTN_TEST_QUIET"))
+
+
 def test_busy_machine():
     """With twice as many busy threads as processors the 90th percentile of a call of 0.14 ms is at
     most 5 times the idle median, or where the system takes the processor away more often, twice
     what it is on the caller's thread alone. Were all threads to meet at the end of each call, as
-    OpenMP's do, it would be 80 times."""
+    OpenMP's do, it would be 80 times. That holds where nothing else runs, which
+    FLASHATTN_TEST_QUIET=1 says; elsewhere four times as much is allowed, which still tells the two
+    apart."""
+    slack = 1 if QUIET else 4
     seen = []
     for _ in range(5):  # others may be at work here
         idle, loaded, alone = map(float, run(LOAD).split())
-        if loaded <= max(5 * idle, 2 * alone):
+        if loaded <= slack * max(5 * idle, 2 * alone):
             return
         seen.append(f"{idle * 1e3:.2f} ms idle, {loaded * 1e3:.2f} loaded, {alone * 1e3:.2f} alone")
     assert False, seen
