@@ -51,6 +51,7 @@ Further:
 - `parallel = false`: on the CPU, `true`: Julia's threads compute, in place of the library's own.
   The bits are the same. An interrupt waits for the call to return
 - `descale_q`, `descale_k`, `descale_v`, `descale_block`: see `LibFlashAttn.flashattn_args`
+- `amax_o`: written with 8 bits, Float32 (heads, batch) or (heads, 1): the largest |o| before `scale_o`
 - `descale_latent`, `descale_dim`: of the quantised cache of latent attention, see `LATENT_KV` of
   `LibFlashAttn.flashattn_layout`; k holds only what keys have behind their values
 
@@ -64,10 +65,10 @@ A query that sees no key gives 0, and lse = -Inf. Throws a [`FlashAttentionError
 `field` is named as here and in the header, and an `ArgumentError` for an option that there is not.
 """
 function attention(q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                   dtype_o::Type = eltype(q), return_lse = false, options...)
+                   dtype_o::Type = eltype(q), return_lse = false, amax_o = nothing, options...)
     plan, inputs = prepare_forward(q, k, v; dtype_o = dtype_o, return_lse = return_lse,
                                    options...)
-    return forward(plan, inputs, dtype_o)
+    return forward(plan, inputs, dtype_o, amax_o)
 end
 
 attention(q::AbstractArray, k::AbstractArray, v::AbstractArray, bias, sink = nothing; options...) =
@@ -84,8 +85,9 @@ function scored(bias, sink, options)
 end
 
 # Those below take (total) rows or pages; see attention_varlen and attention_paged.
-function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray; arrays...)
-    return forward(plan, prepare(plan, q, k, v; arrays...), element(plan.desc.dtype_o))
+function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray;
+                   amax_o = nothing, arrays...)
+    return forward(plan, prepare(plan, q, k, v; arrays...), element(plan.desc.dtype_o), amax_o)
 end
 
 function prepare_forward(q, k, v; options...)
@@ -96,16 +98,16 @@ function prepare_forward(q, k, v; options...)
     return prepare(q, k, v; options...)
 end
 
-function forward(plan::Plan, inputs::Inputs, T::Type)
+function forward(plan::Plan, inputs::Inputs, T::Type, amax_o = nothing)
     o = fresh(inputs, T, like(inputs.q, inputs.v.dim))
-    has(plan, C.FLASHATTN_FEATURE_LSE) || return run_forward(plan, inputs, o, nothing)
+    has(plan, C.FLASHATTN_FEATURE_LSE) || return run_forward(plan, inputs, o, nothing, amax_o)
     lse = fresh(inputs, Float32, lse_size(inputs))
-    return run_forward(plan, inputs, o, lse), lse
+    return run_forward(plan, inputs, o, lse, amax_o), lse
 end
 
 """
-    attention!(o, q, k, v; lse = nothing, options...)
-    attention!(plan, o, q, k, v; lse = nothing, arrays...)
+    attention!(o, q, k, v; lse = nothing, amax_o = nothing, options...)
+    attention!(plan, o, q, k, v; lse = nothing, amax_o = nothing, arrays...)
 
 [`attention`](@ref) into arrays of the caller's: `o`, of the size of q with v's first dimension,
 and `lse`, a Float32 array of attention's size without gaps. Rows of no sequence are left alone.
@@ -113,16 +115,16 @@ Returns `o`. With `cu_seqlens_q` and its like or `page_table` it is `attention_v
 `attention_paged!`.
 """
 function attention!(o::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                    lse = nothing, options...)
+                    lse = nothing, amax_o = nothing, options...)
     dtype(eltype(o), "o")
     plan, inputs = prepare_forward(q, k, v; dtype_o = eltype(o), return_lse = lse !== nothing,
                                    options...)
-    return run_forward(plan, inputs, o, lse)
+    return run_forward(plan, inputs, o, lse, amax_o)
 end
 
 function attention!(plan::Plan, o::AbstractArray, q::AbstractArray, k::AbstractArray,
-                    v::AbstractArray; lse = nothing, arrays...)
-    return run_forward(plan, prepare(plan, q, k, v; arrays...), o, lse)
+                    v::AbstractArray; lse = nothing, amax_o = nothing, arrays...)
+    return run_forward(plan, prepare(plan, q, k, v; arrays...), o, lse, amax_o)
 end
 
 """

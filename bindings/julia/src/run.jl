@@ -96,11 +96,11 @@ function place_all!(args, inputs::Inputs; arrays...)
     return args
 end
 
-function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, lse)
+function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, lse, amax_o = nothing)
     args = Ref(inputs.args[])
     set!(args, :o, tensor_like(o, inputs.q, inputs.v.dim, plan.desc.dtype_o, inputs.layout, :o))
-    place_all!(args, inputs; lse = lse)
-    GC.@preserve inputs o lse begin
+    place_all!(args, inputs; lse = lse, amax_o = amax_o)
+    GC.@preserve inputs o lse amax_o begin
         execute(C.flashattn_forward, plan, C.FLASHATTN_OP_FORWARD, args, storage(inputs.q.array),
                 inputs.parallel)
     end

@@ -30,6 +30,15 @@
     scaled = attention(q, k, v; scale_o = fill(64.0f0, 4, 2))
     @test eltype(scaled) === F8E4M3
     @test float32.(scaled) ./ 64 ≈ attention(q, k, v; dtype_o = Float32) rtol = 0.05
+    largest = maximum(abs, attention(q, k, v; dtype_o = Float32); dims = (1, 3))
+    amax = zeros(Float32, 4, 2)
+    attention(q, k, v; amax_o = amax)
+    @test amax ≈ dropdims(largest; dims = (1, 3)) rtol = 1e-5
+    all = zeros(Float32, 4, 1)
+    attention!(similar(q), q, k, v; scale_o = fill(64.0f0, 4, 2), amax_o = all)
+    @test all ≈ maximum(amax; dims = 2) rtol = 1e-5
+    @test occursin("amax_o has size (3, 2)", said(() -> attention(q, k, v; amax_o = zeros(Float32, 3, 2)),
+                                                  FlashAttentionError))
     plan = Plan(F8E4M3; heads_q = 4, heads_kv = 2, dim_qk = 16)
     @test eltype(attention(plan, q, k, v)) === F8E4M3
     @test occursin("dtype_kv", said(() -> attention(Plan(Float16; heads_q = 4, heads_kv = 2, dim_qk = 16), half, k, v),
