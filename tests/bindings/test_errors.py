@@ -1,4 +1,7 @@
 """Refusals: the right exception, with the library's message, status, reason and field."""
+import pathlib
+import re
+
 import numpy as np
 import pytest
 
@@ -278,6 +281,19 @@ def test_names_are_those_of_the_header():
         field = caught.value.field.partition(".")[0]
         assert name in members, name
         assert field == name
+
+
+@pytest.mark.parametrize("sources, call", [
+    ("julia/src/*.jl", r"refuse\(:\w+,\s*"), ("rust/*/src/*.rs", r"invalid\(\s*Reason::\w+,\s*"),
+])
+def test_other_languages_name_members(sources, call):
+    """Names that their sources spell out are members of the header's structures, or parameters of
+    its functions."""
+    known = {name for _, fields in LAYOUT.values() for name, _, _ in fields} | {"op", "plan"}
+    bindings = pathlib.Path(__file__).resolve().parents[2] / "bindings"
+    found = {name for path in bindings.glob(sources)
+             for name in re.findall(call + r'[":](\w+)["\s,]', path.read_text(encoding="utf-8"))}
+    assert found and found <= known, found - known
 
 
 def test_dropout_mask_has_no_stream_on_the_host():

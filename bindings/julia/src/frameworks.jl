@@ -206,8 +206,8 @@ function luxlib_call(q, k, v, bias, sink; head_dim = 1, token_dim = 3, scale = n
             throw(ArgumentError("causal or top_left is given beside is_causal, which is both; give one"))
         options = (; causal = true, top_left = true, options...)
     elseif !(is_causal in (nothing, false))
-        refuse(:DTYPE, :causal, "is_causal = $(repr(is_causal)), of which causal is made; expected true, " *
-                                "false or nothing")
+        refuse(:DTYPE, :mask, "is_causal = $(repr(is_causal)), of which a causal mask is made; expected " *
+                              "true, false or nothing")
     end
     if scale !== nothing
         scale isa Real && scale != 0 || refuse(:VALUE, :scale, "scale = $(repr(scale)); expected a " *

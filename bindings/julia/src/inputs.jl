@@ -242,7 +242,7 @@ end
 
 "Page numbers as the library counts them. They are copied unless they are that already."
 function pages_from_0(table::AbstractMatrix, first_page::Integer)
-    first_page in (0, 1) || refuse(:VALUE, "first_page",
+    first_page in (0, 1) || refuse(:VALUE, "page_table",
         "first_page = $first_page; give 0 or 1, the number that page_table has for the first page")
     table isa AbstractMatrix{<:Integer} || return int32(table)  # which says what is wrong
     return first_page == 0 ? int32(table) : (page -> Int32(page - 1)).(table)

@@ -77,7 +77,7 @@ end
     refused("parallel = 2; expected true or false", :DTYPE, "parallel",
             () -> dropout_mask(1, 1, 8, 8; dropout = 0.5, rng_seed = 1, parallel = 2))
     refused("page numbers are integers", :DTYPE, "page_table", () -> attention_paged(q, k, k, [1.0 2.0], nothing))
-    refused("first_page = 2", :VALUE, "first_page",
+    refused("first_page = 2", :VALUE, "page_table",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
 
     # Every hint is about options that there are.

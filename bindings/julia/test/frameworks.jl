@@ -95,6 +95,7 @@ end
     short = LUXLIB(q[:, :, 1:3, :], k, v; is_causal = true)[1]
     @test near(short, LUXLIB(q, k, v; is_causal = true)[1][:, :, 1:3, :], 1e-6)
     wrong(text, f) = @test occursin(text, said(f, ArgumentError))
+    check_refusal(() -> LUXLIB(q, k, v; is_causal = 1), :ERROR_INVALID_ARGUMENT, :DTYPE, "mask", "is_causal = 1")
     wrong("is_causal and mask are both given", () -> LUXLIB(q, k, v; is_causal = true, mask = trues(5, 5)))
     wrong("bias is given twice", () -> LUXLIB(q, k, v, bias; bias = bias))
     refused(text, reason, field, f) = check_refusal(f, :ERROR_INVALID_ARGUMENT, reason, field, text)
