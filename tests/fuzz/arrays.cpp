@@ -101,6 +101,26 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
             work ? heads : 0, 1, 1);
   add_heads("block_mask", &args->block_mask, facts.has(d.mask, FLASHATTN_MASK_BLOCKS),
             FLASHATTN_DTYPE_U8, heads, blocks_of(sq, d.block_q), blocks_of(sk, d.block_kv));
+  // A row of bits for each query, also where q is packed.
+  const bool tree = facts.has(d.mask, FLASHATTN_MASK_TREE);
+  add("tree_bits", nullptr, &args->tree_bits, used(tree, input), none, FLASHATTN_DTYPE_U8, false,
+      batch, 1, sq, blocks_of(d.tree, 32));
+  list.back().element = 4;
+  const auto add_descales = [&](const char* name, flashattn_tensor* tensor, int32_t dtype,
+                                int64_t tokens) {
+    const bool narrow = dtype == FLASHATTN_DTYPE_F8E4M3 || dtype == FLASHATTN_DTYPE_I8;
+    add_heads(name, tensor, narrow && !latent, kF32, d.heads_kv,
+              d.descale_block > 0 ? blocks_of(tokens, d.descale_block) : tokens > 0, 1);
+  };
+  add_descales("descale_q", &args->descale_q, d.dtype, sq);
+  add_descales("descale_k", &args->descale_k, d.dtype_kv, sk);
+  add_descales("descale_v", &args->descale_v, d.dtype_kv, sk);
+  add_heads("scale_o", &args->scale_o, d.dtype_o == FLASHATTN_DTYPE_F8E4M3, kF32, work ? heads : 0,
+            1, 1);
+  const bool narrow = bytes_of(d.dtype) == 1 || bytes_of(d.dtype_kv) == 1;
+  // Without queries it is not written.
+  add("amax_o", nullptr, &args->amax_o, used(narrow && !latent, output), none, kF32, true, batch,
+      sq > 0 ? heads : 0, 1, 1);
   const bool sink = feature(FLASHATTN_FEATURE_SINK);
   add_flat("sink", &args->sink, used(sink, input), used(sink && backward, input), kF32, 1,
            work ? heads : 0, 1);
@@ -113,9 +133,10 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
   add_tensor("dout", &args->dout, none, in_back, d.dtype_o, q, heads, d.dim_v);
   add_flat("dlse", &args->dlse, none, used(feature(FLASHATTN_FEATURE_DLSE), input), kF32, q[0],
            heads, q[1]);
-  add_tensor("dq", &args->dq, none, out_back, d.dtype, q, heads, d.dim_qk);
-  add_tensor("dk", &args->dk, none, out_back, d.dtype, kv, d.heads_kv, d.dim_qk);
-  add_tensor("dv", &args->dv, none, out_back, d.dtype, kv, d.heads_kv, d.dim_v);
+  const int32_t grad = d.dtype_grad ? d.dtype_grad : d.dtype;
+  add_tensor("dq", &args->dq, none, out_back, grad, q, heads, d.dim_qk);
+  add_tensor("dk", &args->dk, none, out_back, grad, kv, d.heads_kv, d.dim_qk);
+  add_tensor("dv", &args->dv, none, out_back, grad, kv, d.heads_kv, d.dim_v);
   add("dbias", nullptr, &args->dbias, none, used(feature(FLASHATTN_FEATURE_DBIAS), Role::kSum),
       kF32, true, batch, heads, sq, sk);
   add_flat("dsink", &args->dsink, none, used(feature(FLASHATTN_FEATURE_DSINK), output), kF32, 1,
@@ -197,11 +218,24 @@ bool sequences_of(const Facts& facts, const flashattn_args& args, std::vector<Ro
                                  : args.page_table.stride_batch;
       const int64_t row = args.batch > 1 ? b * stride : 0;
       const int32_t page = static_cast<const int32_t*>(args.page_table.data)[row + n];
-      if (page < 0 || page >= args.pages) return false;
+      const bool hidden = page < 0 && facts.has(facts.desc.mask, FLASHATTN_MASK_PAGES);
+      if (!hidden && (page < 0 || page >= args.pages)) return false;
     }
     rows->push_back({first[0], len[0], first[1] + start, len[1] - start});
   }
   return true;
+}
+
+void allow(const Array& a) {
+  if (a.forward != Role::kOutput || !a.block || a.bytes <= 0) return;
+  for (int64_t b = 0; b < a.extent[0]; ++b) {
+    for (int64_t h = 0; h < a.extent[1]; ++h) {
+      for (int64_t s = 0; s < a.extent[2]; ++s) {
+        std::fill_n(a.block->writable.begin() + a.at(b, h, s, 0), a.extent[3] * a.element,
+                    uint8_t{1});
+      }
+    }
+  }
 }
 
 bool share_bytes(const Array& x, const Array& y) {

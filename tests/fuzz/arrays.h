@@ -70,6 +70,9 @@ struct Rows {
 };
 bool sequences_of(const Facts& facts, const flashattn_args& args, std::vector<Rows>* rows);
 
+// All elements of an output may be written.
+void allow(const Array& a);
+
 // Whether two arrays have a byte in common, by looking at each.
 bool share_bytes(const Array& x, const Array& y);
 

@@ -5,8 +5,16 @@
 namespace fuzz {
 namespace {
 
-bool usable(const flashattn_error* error) {
+// Has a size that can be, so that all of it is memory.
+bool has_size(const flashattn_error* error) {
   return error && error->struct_size >= sizeof *error && error->struct_size <= 4096;
+}
+
+bool usable(const flashattn_error* error) {
+  if (!has_size(error)) return false;
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(error);
+  return std::all_of(bytes + sizeof *error, bytes + error->struct_size,
+                     [](uint8_t byte) { return byte == 0; });
 }
 
 void check_text(const char* function, const Answer& answer) {
@@ -110,7 +118,7 @@ int64_t question_sizes(Round* round, uint32_t op, const flashattn_args* args, bo
 
 std::vector<uint8_t> bytes_of_error(const flashattn_error* error) {
   if (!error) return {};
-  const size_t size = usable(error) ? error->struct_size : sizeof error->struct_size;
+  const size_t size = has_size(error) ? error->struct_size : sizeof error->struct_size;
   const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(error);
   return {bytes, bytes + size};
 }
@@ -156,7 +164,8 @@ flashattn_error* draw_error(Input* in, Memory* memory) {
     return Sized<flashattn_error>(sizes[in->below(5)], memory, "error").get();
   }
   const size_t size = sizeof error + static_cast<size_t>(in->below(3)) * 8;
-  return Sized<flashattn_error>(error, size, 0x5a, memory, "error").get();
+  const uint8_t tail = in->mistake(16) ? 1 : 0;
+  return Sized<flashattn_error>(error, size, tail, memory, "error").get();
 }
 
 void draw_parallel(Input* in, flashattn_parallel_fn* parallel, void** user) {

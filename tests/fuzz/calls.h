@@ -43,7 +43,8 @@ enum Deed : uint32_t {
   kDropoutMask = 8,
   kRefusedPlan = 16,
   kRefusedCall = 32,
-  kAppend = 64
+  kAppend = 64,
+  kQuantize = 128
 };
 
 struct Round {
@@ -62,6 +63,7 @@ void run_operations(Round* round);  // forward, backward
 void run_merge(Round* round);
 void run_dropout_mask(Round* round);
 void run_append(Round* round);
+void run_quantize(Round* round);
 
 // Whether a call with these arguments is small enough to be computed here.
 bool is_small(const Facts& facts, const flashattn_args& args);

@@ -58,6 +58,10 @@ struct SizeOf<flashattn_append_kv_args> {
   static constexpr size_t kFirst = 496, kOf01 = 8;  // 0.1 had none
 };
 template <>
+struct SizeOf<flashattn_quantize_args> {
+  static constexpr size_t kFirst = 440, kOf01 = 8;  // nor this
+};
+template <>
 struct SizeOf<flashattn_plan_properties> {
   static constexpr size_t kFirst = 96, kOf01 = 88;
 };

@@ -56,20 +56,22 @@ void draw_lengths(Input* in, int32_t batch, int64_t seqlen, int64_t total, int32
   damage(in, starts, batch);
 }
 
-void draw_pages(Input* in, const flashattn_args& args, const Array& table) {
+void draw_pages(Input* in, const flashattn_args& args, bool hides, const Array& table) {
   if (!table.block || table.bytes <= 0) return;
   Numbers numbers(in->word());
   int32_t* const entries = reinterpret_cast<int32_t*>(table.block->data.get() + table.offset);
   const int64_t n = table.bytes / 4;
   for (int64_t i = 0; i < n; ++i) {
     entries[i] = args.pages > 0 ? static_cast<int32_t>(numbers.next() % args.pages) : 0;
+    if (hides && numbers.next() % 4 == 0) entries[i] = -1 - entries[i];
   }
   damage(in, entries, n);
 }
 
 // What is optional is given or not; what the plan does not use is NULL.
 bool wants(Input* in, const Array& array) {
-  for (const char* optional : {"lens_q", "lens_kv", "starts_kv", "rng_device"}) {
+  for (const char* optional : {"lens_q", "lens_kv", "starts_kv", "rng_device", "descale_q",
+                               "descale_k", "descale_v", "scale_o", "amax_o"}) {
     if (std::strcmp(array.name, optional) == 0) return array.wanted() && in->one_in(3);
   }
   return array.wanted() ? !in->mistake(64) : in->mistake(64);
@@ -184,7 +186,8 @@ void draw_call(Input* in, const Request& request, const Facts& facts, Memory* me
   };
   side(args->seqlen_q, args->total_q, "cu_seqlens_q", "lens_q", nullptr);
   side(args->seqlen_kv, args->total_kv, "cu_seqlens_kv", "lens_kv", "starts_kv");
-  draw_pages(in, *args, find(&call->arrays, "page_table"));
+  draw_pages(in, *args, facts.has(facts.desc.mask, FLASHATTN_MASK_PAGES),
+             find(&call->arrays, "page_table"));
   while (in->mistake(8)) move_somewhere(in, call);
 }
 

@@ -107,6 +107,32 @@ void draw_latent(Input* in, flashattn_desc* d) {
   d->descale_dim = in->pick({1, 3, 16, 128});
 }
 
+// Trees, hidden pages, q and o of 8 bits. Behind all else, likewise.
+void draw_later(Input* in, flashattn_desc* d) {
+  const bool backward = d->ops & FLASHATTN_OP_BACKWARD;
+  if (!backward && in->one_in(6)) {
+    d->mask |= FLASHATTN_MASK_TREE;
+    d->tree = in->pick({4, 1, 31, 32, 33, 100, 256});
+  }
+  if ((d->layout & FLASHATTN_LAYOUT_PAGED_KV) && in->one_in(4)) d->mask |= FLASHATTN_MASK_PAGES;
+  if (!(d->layout & FLASHATTN_LAYOUT_LATENT_KV) && in->one_in(6)) {
+    d->dtype = FLASHATTN_DTYPE_F8E4M3;
+    d->dtype_kv = 0;
+    d->dtype_o =
+        in->pick<int32_t>({FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16});
+    d->descale_block = in->pick({0, 1, 7, 64});
+    const bool dense = d->bias & FLASHATTN_BIAS_DENSE;
+    if (dense && d->dtype_bias == 0) d->dtype_bias = FLASHATTN_DTYPE_F32;
+    if (backward) {
+      d->dtype_grad =
+          in->pick<int32_t>({0, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16});
+    }
+  }
+  const bool narrow = d->dtype == FLASHATTN_DTYPE_F8E4M3 || d->dtype_kv == FLASHATTN_DTYPE_I8 ||
+                      d->dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  if (narrow && !backward && in->one_in(3)) d->dtype_o = FLASHATTN_DTYPE_F8E4M3;
+}
+
 // A word of the descriptor, whichever it is, becomes something else.
 void damage(Input* in, flashattn_desc* d) {
   constexpr size_t kWords = sizeof *d / 4;
@@ -136,6 +162,7 @@ Request draw_request(Input* in) {
   request.sizes = draw_sizes_of_plan(in, d);
   draw_maxima(in, request.sizes, d);
   draw_latent(in, d);
+  draw_later(in, d);
   while (in->mistake(3)) damage(in, d);
   return request;
 }

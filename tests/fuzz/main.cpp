@@ -145,7 +145,8 @@ void run_for(double seconds, uint64_t seed, const std::vector<Bytes>& corpus) {
     const Round round =
         run(change ? changed(corpus[numbers.next() % corpus.size()], corpus, &numbers)
                    : random_input(&numbers));
-    const uint32_t done = round.deeds & (kForward | kBackward | kMerge | kDropoutMask | kAppend);
+    const uint32_t done =
+        round.deeds & (kForward | kBackward | kMerge | kDropoutMask | kAppend | kQuantize);
     computed += done != 0;
     for (uint32_t bits = done; bits; bits &= bits - 1) ++calls;
   }
@@ -192,6 +193,18 @@ const Wanted kWanted[] = {
      [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && r.seen.dropout > 0; }},
     {"forward_splits",
      [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && r.seen.splits > 1; }},
+    {"forward_tree", [](const Round& r) { return with(r, kForward, 0, 32, 0, 0); }},
+    {"forward_hidden_pages", [](const Round& r) { return with(r, kForward, 4, 64, 0, 0); }},
+    {"forward_e4m3",
+     [](const Round& r) {
+       return with(r, kForward, 0, 0, 0, 0) && r.seen.dtype == FLASHATTN_DTYPE_F8E4M3 &&
+              r.last.descale_q.data && r.last.descale_k.data;
+     }},
+    {"forward_scaled_o",
+     [](const Round& r) {
+       return with(r, kForward, 0, 0, 0, 0) && r.seen.dtype_o == FLASHATTN_DTYPE_F8E4M3 &&
+              r.last.scale_o.data && r.last.amax_o.data;
+     }},
     {"forward_large", [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && large(r); }},
     {"backward", [](const Round& r) { return with(r, kBackward, 0, 0, 0, 0); }},
     {"backward_large", [](const Round& r) { return with(r, kBackward, 0, 0, 0, 0) && large(r); }},
@@ -199,10 +212,15 @@ const Wanted kWanted[] = {
      [](const Round& r) { return with(r, kBackward, 0, 2, 0, 0) && large(r); }},
     {"backward_all", [](const Round& r) { return with(r, kBackward, 0, 1, 3, 28); }},
     {"backward_varlen", [](const Round& r) { return with(r, kBackward, 3, 1, 0, 0); }},
+    {"backward_e4m3",
+     [](const Round& r) {
+       return with(r, kBackward, 0, 0, 0, 0) && r.seen.dtype == FLASHATTN_DTYPE_F8E4M3;
+     }},
     {"backward_starts",
      [](const Round& r) { return with(r, kBackward, 2, 0, 0, 0) && r.last.starts_kv; }},
     {"merge", [](const Round& r) { return did(r, kMerge) && did(r, kForward); }},
     {"dropout_mask", [](const Round& r) { return did(r, kDropoutMask) && r.seen.dropout > 0; }},
+    {"quantize", [](const Round& r) { return did(r, kQuantize) && did(r, kForward); }},
     {"refused_plan", [](const Round& r) { return did(r, kRefusedPlan); }},
     {"refused_call", [](const Round& r) { return did(r, kRefusedCall); }},
 };
@@ -218,8 +236,12 @@ bool promises(const Bytes& bytes, const Wanted& wanted) {
   round.last.batch = request.sizes.batch;
   round.last.seqlen_q = request.sizes.seqlen_q;
   round.last.seqlen_kv = request.sizes.seqlen_kv;
-  const int32_t start = 0;
-  round.last.starts_kv = &start;
+  int32_t given = 0;
+  round.last.starts_kv = &given;
+  for (flashattn_tensor* tensor :
+       {&round.last.descale_q, &round.last.descale_k, &round.last.scale_o, &round.last.amax_o}) {
+    tensor->data = &given;
+  }
   return wanted.found(round);
 }
 

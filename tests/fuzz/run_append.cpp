@@ -196,18 +196,6 @@ class Append {
   int32_t dtype_;
 };
 
-void allow(const Array& a) {
-  if (a.forward != Role::kOutput || !a.block || a.bytes <= 0) return;
-  for (int64_t b = 0; b < a.extent[0]; ++b) {
-    for (int64_t h = 0; h < a.extent[1]; ++h) {
-      for (int64_t s = 0; s < a.extent[2]; ++s) {
-        std::fill_n(a.block->writable.begin() + a.at(b, h, s, 0), a.extent[3] * a.element,
-                    uint8_t{1});
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void run_append(Round* round) {

@@ -22,7 +22,7 @@ std::vector<Bytes> written_by(const Array& a, const Facts& facts, const std::vec
   };
   const std::string name = a.name;
   const bool sum = a.backward == Role::kSum;
-  if (name == "dsink" || (sum && (all || a.tensor->stride_batch == 0))) {
+  if (name == "dsink" || name == "amax_o" || (sum && (all || a.tensor->stride_batch == 0))) {
     for (int64_t b = 0; b < a.extent[0]; ++b) {
       for (int64_t h = 0; h < a.extent[1]; ++h) {
         for (int64_t s = 0; s < a.extent[2]; ++s) add(b, h, s, a.extent[3]);

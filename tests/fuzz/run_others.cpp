@@ -90,18 +90,6 @@ void draw_merge(Input* in, const Request& request, const Facts& facts, Memory* m
   if (in->one_in(8) && args.lse) m->lses[0] = args.lse;
 }
 
-void allow(const Array& a) {
-  if (!a.block || a.bytes <= 0) return;
-  for (int64_t b = 0; b < a.extent[0]; ++b) {
-    for (int64_t h = 0; h < a.extent[1]; ++h) {
-      for (int64_t s = 0; s < a.extent[2]; ++s) {
-        std::fill_n(a.block->writable.begin() + a.at(b, h, s, 0), a.extent[3] * a.element,
-                    uint8_t{1});
-      }
-    }
-  }
-}
-
 // The host's list of parts, in a block that ends with it.
 template <typename T>
 const T* list_of(const std::vector<T>& values, Memory* memory, const char* name) {

@@ -61,6 +61,7 @@ Round run_input(const uint8_t* data, size_t size) {
   if (in.one_in(3)) run_merge(&round);
   if (in.one_in(4)) run_dropout_mask(&round);
   if (in.one_in(3)) run_append(&round);
+  if (in.one_in(3)) run_quantize(&round);
   round.in = nullptr;
   return round;
 }
