@@ -183,16 +183,14 @@ def arm(run: Run) -> Count:
 
 
 def fuzz(run: Run) -> Count:
-    """The seed corpus, and a minute of random inputs: the same in every run, so that a change is
-    judged by what it did. ./run fuzz draws others."""
+    """The seed corpus, one of it as AFL gives it, a minute of random inputs, the same in every run,
+    so that a change is judged by what it did, and one of libFuzzer's. ./run fuzz draws others."""
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
-    corpus = sorted(fuzzer.corpus.iterdir())
-    passed = sum(run.call(fuzzer.command(str(path)), fuzzer.env, check=False) == 0
-                 for path in corpus)
-    passed += run.call(fuzzer.command("--seconds", "60", "--seed", "42"), fuzzer.env,
-                       check=False) == 0
-    return Count(passed, len(corpus) + 1 - passed)
+    commands = fuzzer.suite()
+    passed = sum(run.call(command, fuzzer.env, check=False) == 0 for command in commands)
+    run.skipped += [] if fuzzer.libfuzzer else [fuzzer.without_libfuzzer]
+    return Count(passed, len(commands) - passed, len(run.skipped))
 
 
 def tsan(run: Run) -> Count:

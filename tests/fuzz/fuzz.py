@@ -1,5 +1,6 @@
-"""./run fuzz: the fuzzer, for as long as one wants. With clang and its libFuzzer, which follows
-the branches that an input takes; else inputs at random, and changed ones of the corpus.
+"""./run fuzz: the fuzzer, for as long as one wants. With the machine's clang or Debian's, whose
+libFuzzer follows the branches that an input takes; else inputs at random, and changed ones of the
+corpus.
 
 An input that makes the library fail is saved in build/fuzz-found; ./run fuzz FILE repeats it.
 The seed corpus, tests/fuzz/corpus, is written anew by ./run fuzz --make-corpus, which is needed
@@ -10,25 +11,20 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
-from typing import List
+from typing import List, Tuple
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 import run_all  # noqa: E402  pylint: disable=wrong-import-position
 
-PROGRAM = "int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }"
-
-
-def has_libfuzzer() -> bool:
-    """Whether there are clang and the libraries of its fuzzer and sanitizers (Debian: clang)."""
-    if not shutil.which("clang") or not shutil.which("clang++"):
-        return False
-    command = ["clang++", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", os.devnull]
-    return subprocess.run(command, input=f'extern "C" {PROGRAM}', text=True, check=False,
-                          capture_output=True).returncode == 0
+def find_clang() -> Tuple[str, str]:
+    """The folder of a clang with libFuzzer; or nothing, and why there is none."""
+    found = subprocess.run(["bash", str(TESTS / "clang_setup.sh")], stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, check=False)
+    why = found.stderr.strip() or "tests/clang_setup.sh failed"
+    return (found.stdout.strip(), "") if found.returncode == 0 else ("", why.splitlines()[-1])
 
 
 class Fuzzer:
@@ -38,7 +34,8 @@ class Fuzzer:
     found = run_all.BUILD / "fuzz-found"
 
     def __init__(self, run: run_all.Run) -> None:
-        self.libfuzzer = has_libfuzzer()
+        clang, self.without_libfuzzer = find_clang()
+        self.libfuzzer = bool(clang)
         self.found.mkdir(parents=True, exist_ok=True)
         targets = ["tests/fuzz/fuzz_alone"]
         options = ["-Db_sanitize=address,undefined"]
@@ -46,7 +43,7 @@ class Fuzzer:
         if self.libfuzzer:
             targets.append("tests/fuzz/fuzz_libfuzzer")
             options += [f"-D{language}_args=-fsanitize=fuzzer-no-link" for language in ("c", "cpp")]
-            compilers = {"CC": "clang", "CXX": "clang++"}
+            compilers = {"CC": f"{clang}/clang", "CXX": f"{clang}/clang++"}
         folder = run_all.sanitized(run, "fuzz", *options, env=compilers, targets=targets)
         self.folder = folder / "tests" / "fuzz"
         self.env = {"UBSAN_OPTIONS": "halt_on_error=1:abort_on_error=1:print_stacktrace=1"}
@@ -57,13 +54,26 @@ class Fuzzer:
             return [str(self.folder / "fuzz_alone"), *arguments]
         seconds, seed = (arguments[arguments.index(name) + 1] for name in ("--seconds", "--seed"))
         if not self.libfuzzer:
-            return [str(self.folder / "fuzz_alone"), "--seconds", seconds, "--seed", seed, "--save",
-                    str(self.found), str(self.corpus)]
+            return self.random(seconds, seed)
         grown = run_all.BUILD / "fuzz-corpus"  # what the fuzzer keeps for the next time
         grown.mkdir(exist_ok=True)
         return [str(self.folder / "fuzz_libfuzzer"), f"-max_total_time={seconds}", f"-seed={seed}",
                 "-max_len=1024", "-timeout=60", "-print_final_stats=1",
                 f"-artifact_prefix={self.found}/", str(grown), str(self.corpus)]
+
+    def random(self, seconds: str, seed: str) -> List[str]:
+        """Inputs at random, the same for a seed."""
+        return [str(self.folder / "fuzz_alone"), "--seconds", seconds, "--seed", seed, "--save",
+                str(self.found), str(self.corpus)]
+
+    def suite(self) -> List[List[str]]:
+        """What ./run test fuzz runs."""
+        inputs = [str(path) for path in sorted(self.corpus.iterdir())]
+        by_stdin = ["sh", "-c", 'exec "$0" <"$1"', *self.command(), inputs[0]]
+        commands = [*map(self.command, inputs), by_stdin, self.random("60", "42")]
+        if self.libfuzzer:
+            commands.append(self.command("--seconds", "60", "--seed", "42"))
+        return commands
 
 
 def main() -> int:
@@ -82,6 +92,8 @@ def main() -> int:
     print("building the fuzzer, which takes minutes the first time", flush=True)
     try:
         fuzzer = Fuzzer(run)
+        if not fuzzer.libfuzzer:
+            print(f"inputs at random: {fuzzer.without_libfuzzer}", flush=True)
     except run_all.Failed as reason:
         print(f"{reason}; see {run.log.relative_to(run_all.ROOT)}", file=sys.stderr)
         return 1
