@@ -166,6 +166,13 @@ __device__ __forceinline__ float exp2(float x) {
   return y;
 }
 
+// log2(x) of a normal x, as log2f() computes it.
+__device__ __forceinline__ float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 / x to one unit in the last place.
 __device__ __forceinline__ float reciprocal(float x) {
   float y;

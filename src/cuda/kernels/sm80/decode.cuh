@@ -66,9 +66,9 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
     for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
     const typename Config::QTile q{shared_};
-    if (Config::kQThreads == kThreads || threadIdx.x < Config::kQThreads) load_q(q);
+    if constexpr (kIsE4m3) load_q(q);
     clear();
-    ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
+    ptx::cp_async_wait<0>();  // page numbers have arrived
     // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
       const int32_t stage = tile & (kStages - 1);
@@ -93,7 +93,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
         }
         if constexpr (!kIsE4m3) __syncthreads();  // all warps have read K
       }
-      if constexpr (!kIsE4m3) refill_k(tile, end);
+      if constexpr (!kIsE4m3) refill_k(tile, first, end, q);
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
@@ -103,7 +103,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
         ptx::cp_async_wait<kPending>();
         __syncthreads();  // V has arrived; all warps have read K
       }
-      if constexpr (kIsE4m3) refill_k(tile, end);
+      if constexpr (kIsE4m3) refill_k(tile, first, end, q);
       if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
@@ -116,7 +116,6 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       }
       if constexpr (!kIsE4m3) refill_v(tile, first, end);
     }
-    ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also if there was no key
   }
@@ -131,7 +130,10 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   }
 
   // Starts loading the tile that takes the buffer of a tile. Every call is a group of cp.async.
-  __device__ __forceinline__ void refill_k(int32_t tile, int32_t end) const {
+  // That of the first K has Q, too. In 16 bits K comes first: Q's instructions would delay it (2 %
+  // at 1k keys; E4M3 loses 4 %, as it waits for Q to convert it).
+  __device__ __forceinline__ void refill_k(int32_t tile, int32_t first, int32_t end,
+                                           typename Config::QTile q) const {
     const int32_t next = tile + kStages;
     if (next < end) {
       load_tile(k_tile(tile), params_.args.inputs.k, k_, params_.problem.dim_qk, next);
@@ -140,6 +142,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       }
       prefetch_pages(next + kStages);
     }
+    if (!kIsE4m3 && next == first) load_q(q);
     ptx::cp_async_commit();
   }
   __device__ __forceinline__ void refill_v(int32_t tile, int32_t first, int32_t end) const {
@@ -205,6 +208,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   }
 
   __device__ __forceinline__ void load_q(typename Config::QTile q) const {
+    if (Config::kQThreads < kThreads && threadIdx.x >= Config::kQThreads) return;
     const Inputs& in = params_.args.inputs;
     const int32_t dim = params_.problem.dim_qk;
     if (has_uniform_stride()) {

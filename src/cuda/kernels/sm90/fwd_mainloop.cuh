@@ -144,6 +144,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       }
       storage_.v.consumer_wait(kv_state_);
       gemm_pv(kv_state_);
+      if constexpr (Base::kHasHeadroom) this->total_rows(false);  // P V hides latencies
       wait_pv(kv_state_);
       kv_state_.advance();
     }
@@ -153,6 +154,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       redo_tile(n);
     }
     this->skip_tiles(kv_state_, n, begin);
+    if (Base::kHasHeadroom && (first >= end || redo)) this->total_rows(redo);
     this->finish_tile(o_, 1.0f, redo);
     q_state_.advance();
   }
@@ -339,7 +341,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     return fmaxf(s_[2 * mi], s_[2 * mi + 1]);
   }
 
-  // P is still fp32: the base rises by an integer, so that the factor is a power of two.
+  // P is still fp32. The base rises to the largest P, which becomes 1: rounded, it keeps its
+  // weight.
   __device__ __forceinline__ void raise_to_first_keys() {
     float scale[2];
 #pragma unroll
@@ -347,9 +350,9 @@ class FwdMainloop : FwdSoftmax<Config> {
       float top = max_first_p(mi);
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const int32_t rise = top > kMaxFirstP ? (__float_as_int(top) >> 23) - 127 : 0;
-      scale[mi] = __int_as_float((127 - rise) << 23);
-      softmax_base_[mi] += static_cast<float>(rise);
+      top = top > kMaxFirstP ? top : 1.0f;
+      scale[mi] = ptx::reciprocal(top);
+      softmax_base_[mi] += ptx::log2(top);
       row_sum_[mi] *= scale[mi];
     }
 #pragma unroll

@@ -26,6 +26,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
+  // log2 by which the base lies above the maximum of the first tile visited. bf16 has the range of
+  // fp32: a first token 105 nats above it, visited last, leaves sums below kMaxRowSum, and products
+  // with V are normal numbers down to |V| = 2^-86. Three CTAs a multiprocessor would lose 7 %.
+  static constexpr bool kHasHeadroom = std::is_same<T, __nv_bfloat16>::value &&
+                                       !Config::kHasAlibi && !Config::kOnlineSoftmax &&
+                                       !Config::kIsFp8 && Config::kCtasPerSm < 3;
+  static constexpr float kHeadroom = kHasHeadroom ? 40.0f : 0.0f;
   static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
   // Scores of redone tiles are in these units.
   static constexpr float kRedoUnit = ScoreMod::kHoldsAllScores ? kScoreUnit : kWideUnit;
@@ -109,7 +116,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       float all = top[0];
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
-      row_max[mi] = fmaf(all, c, base_bias[mi]);
+      row_max[mi] = fmaf(all, c, base_bias[mi] + (redo ? 0.0f : kHeadroom / kScoreUnit));
     }
     // In a redone tile P is at most 1, as O may have overflowed.
     const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit;
@@ -266,24 +273,43 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
   }
 
-  // The factor of O per row, from the row sums, reduced over the quad, and from the sink, which it
-  // adds to them. Returns whether the sink is finite but overflows these units.
+  // Reduces the row sums over the quad. P V has P rounded to T: where one key has a row's weight
+  // (the only visible one, or one far above the first tile visited), excess_ is by how much its P
+  // then exceeds l. Divided by l + excess, O is V of that key, and dS = P (dP - delta) vanishes.
+  __device__ __forceinline__ void total_rows(bool redo) {
+    float top[2] = {row_sum_[0], row_sum_[1]};  // of a lane
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+      for (int mi = 0; mi < 2; ++mi) {
+        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
+        if (kRoundsSingleKeys) top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], mask));
+      }
+    }
+#pragma unroll
+    for (int mi = 0; kRoundsSingleKeys && mi < 2; ++mi) {
+      const bool single =
+          Config::kHasAlibi ? this->visible_keys_of(mi) == 1 : !redo && top[mi] >= 1.0f;
+      excess_[mi] =
+          single && top[mi] == row_sum_[mi] ? __fsub_rn(round_to_type(top[mi]), top[mi]) : 0.0f;
+    }
+  }
+  static constexpr bool kRoundsSingleKeys = Config::kHasAlibi || kHasHeadroom;
+
+  // The factor of O per row. Adds the sink to the row sums. Returns whether the sink is finite but
+  // overflows these units.
   template <bool kShort>
   __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
-    const float l[2] = {row_sum_[0], row_sum_[1]};
     bool sink_overflows = false;
     float o_scale[2] = {1.0f, 1.0f};
     if (!kShort && params_.problem.features & FLASHATTN_FEATURE_SINK)
       sink_overflows = add_sink(redo, o_scale);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const float sum = row_sum_[mi];
+      const float sum =
+          kRoundsSingleKeys ? fmaf(excess_[mi], o_scale[mi], row_sum_[mi]) : row_sum_[mi];
       factor[mi] =
           sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * score_mod().dropout_scale();
-      // A predicted base leaves a single key any P. P V contains it as rounded to T; divide by the
-      // same.
-      if (Config::kHasAlibi && this->visible_keys_of(mi) == 1 && l[mi] > 0.0f)
-        factor[mi] *= l[mi] * ptx::reciprocal(round_to_type(l[mi]));
     }
     return sink_overflows;
   }
@@ -373,13 +399,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // fetched (D = 64, 1k keys, causal: 2 % faster).
   template <bool kShort>
   __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-#pragma unroll
-      for (int mi = 0; mi < 2; ++mi) {
-        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
-      }
-    }
+    if constexpr (!kHasHeadroom) total_rows(redo);
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
     float factor[2];
@@ -412,9 +432,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
   }
 
-  // Bounds of a row sum. It is below the minimum only where the base was predicted, or set by the
-  // paired row: fp16 has little range there.
-  static constexpr float kMaxRowSum = 0x1p100f;
+  // Bounds of a row sum. It is below them where the base was predicted, or set by the paired row.
+  static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
@@ -423,6 +442,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns
+  float excess_[2];        // see total_rows()
   float s_[kTileKv / 2];
   float s_half_[kTileKv / 4];  // the scores of half a tile
 };
