@@ -323,7 +323,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     table: Dict[str, Callable[[], Count]] = {
         "style": lambda: style(run),
         "run": python("tests/test_run.py", "tests/test_bench.py", "tests/test_randomcases.py",
-                      "tests/test_same_code.py"),
+                      "tests/test_same_code.py", "tests/test_mutations.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python(*python_tests()),
         "consumer": python("tests/abi"),
