@@ -32,6 +32,20 @@ constexpr float kLargeLse = 1024;
 // counts keys that this call does not see, as in ring attention.
 constexpr float kLseParts = 0x1p-21f;
 
+// What a problem asks for beside a positive scale and masks by position, as bits. Code that chooses
+// among kernels names the bits that a kernel computes: what is added here then is not ignored.
+constexpr uint32_t kModSoftcap = 1, kModDropout = 2, kModNegativeScale = 4, kModBlockMask = 8,
+                   kModKeyBits = 16;  // kKeyBitMasks
+// All bits of flashattn_desc::bias, those to come, too, lie from here on.
+constexpr uint32_t kModAlibi = FLASHATTN_BIAS_ALIBI << 8, kModDenseBias = FLASHATTN_BIAS_DENSE << 8;
+
+FLASHATTN_HD uint32_t modifications(const Problem& problem) {
+  return (problem.softcap != 0 ? kModSoftcap : 0) | (problem.dropout != 0 ? kModDropout : 0) |
+         (problem.scale < 0 ? kModNegativeScale : 0) |
+         (problem.mask & FLASHATTN_MASK_BLOCKS ? kModBlockMask : 0) |
+         (problem.mask & kKeyBitMasks ? kModKeyBits : 0) | problem.bias << 8;
+}
+
 // The unit in which the CPU backend keeps scores.
 struct ScoreUnit {
   float log2;   // 2^(score * log2) is e^score
