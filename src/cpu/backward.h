@@ -414,7 +414,7 @@ class BackwardTile : private KvTile {
   RowPrefetch prefetch_[4] = {};
   bool full_ = false;
   Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // of each micro-tile of rows
-  const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
+  const float kept_ = dropout_keep_scale(problem_.dropout_threshold());
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -96,7 +96,7 @@ class SoftmaxState {
     const ForwardJob& job = block_.job;
     const int32_t count = block_.queries.end - block_.queries.begin;
     const RowLayout layout = row_layout(problem, job.args->shape);
-    const float kept = 65536.0f / (65536.0f - static_cast<float>(problem.dropout_threshold()));
+    const float kept = dropout_keep_scale(problem.dropout_threshold());
     for (int32_t r = 0; r < block_.rows; ++r) {
       const int32_t head = block_.first_head + r / count, i = block_.queries.begin + r % count;
       const float m = scratch_.m[r];

@@ -108,7 +108,7 @@ struct Dropout {
 
   // Scale of the elements that are kept.
   static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
-    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+    return dropout_keep_scale(threshold);
   }
 
   // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.

@@ -67,7 +67,7 @@ class BwdWarpgroupBase {
   // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+    return Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
