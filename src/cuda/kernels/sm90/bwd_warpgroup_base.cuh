@@ -90,6 +90,17 @@ class BwdWarpgroupBase {
     }
   }
 
+  // Calls work() for each work tile.
+  template <class Work>
+  __device__ __forceinline__ void for_each_work_tile(Work work) const {
+    for (;;) {
+      next_work_tile();
+      if (work_tile().end) break;
+      work();
+      warpgroup_sync();  // no warp reads the work tile any more
+    }
+  }
+
   // Finds the queries that see each key, unless all see all. Two kernels always need them: the one
   // of two warpgroups masks the first Q tile in any case, that of a block mask what it hides in
   // part.
