@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "core/backend.h"
-#include "cpu/family.h"
+#include "cpu/backend.h"
 
 #if FLASHATTN_CUDA
 #include "cuda/host/backend.h"

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/os.h"
-#include "cpu/family.h"
+#include "cpu/backend.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -45,36 +45,36 @@ struct BlockMask {
   // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
   // from `first` on for one query, or the queries for one key; from `limit` on they count as
   // hidden. All lanes of a warp call it, those of a quad with the same query or key.
-  template <int kGroups>
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t limit,
                                                 int32_t lane) const {
-    return {shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
+    return {shown<kMmaN>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
   }
-  template <int kGroups>
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_queries(int32_t key, int32_t first, int32_t limit,
                                                    int32_t lane) const {
-    return {shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane)};
+    return {shown<kMmaN>(on + key / block_kv, row, block_q, first, limit, lane)};
   }
 
  private:
-  template <int kGroups>
+  template <int kMmaN>
   static __device__ __forceinline__ uint32_t shown(const uint8_t* from, int64_t stride,
                                                    int32_t width, int32_t first, int32_t limit,
                                                    int32_t lane) {
-    static_assert(kGroups <= 16, "the bits of a word");
+    static_assert(kMmaN <= 16, "the bits of a word");
     uint32_t bits = 0;
     if (width % 8 == 0) {
       // No group of columns is torn apart: each lane looks at a quarter of them.
 #pragma unroll
-      for (int n = 0; n < kGroups; n += 4) {
+      for (int n = 0; n < kMmaN; n += 4) {
         const int32_t group = n + lane % 4, j = first + group * 8;
-        if (group < kGroups && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
+        if (group < kMmaN && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
       }
       bits |= __shfl_xor_sync(~0u, bits, 1);
       return bits | __shfl_xor_sync(~0u, bits, 2);
     }
 #pragma unroll 1
-    for (int x = 0; x < 2 * kGroups; ++x) {
+    for (int x = 0; x < 2 * kMmaN; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
       if (j < limit && from[j / width * stride]) bits |= 1u << x;
     }

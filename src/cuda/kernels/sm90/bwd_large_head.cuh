@@ -137,7 +137,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
   }
 
   // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
-  // this CTA's own was: ds_empty completes when both CTAs have computed dQ.
+  // this CTA's own was: the empty barriers of `ds` complete when both CTAs have computed dQ.
   __device__ __forceinline__ void send_ds() const {
     this->warpgroup_sync();  // all of it has been stored
     if (!leader()) return;

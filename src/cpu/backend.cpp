@@ -1,4 +1,4 @@
-#include "cpu/family.h"
+#include "cpu/backend.h"
 
 #include <cstdio>
 
