@@ -60,7 +60,7 @@ struct DropoutStream {
   }
 };
 
-// What kept weights are multiplied with. threshold: see Problem::dropout_threshold().
+// Factor of the weights that dropout keeps. threshold: see Problem::dropout_threshold().
 FLASHATTN_HD float dropout_keep_scale(uint32_t threshold) {
   return 65536.0f / (65536.0f - static_cast<float>(threshold));
 }

@@ -51,7 +51,7 @@ FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& rules, int32_t i, int3
   return top;
 }
 
-// The same with the dense bias of the rules. keys: the sequence's length.
+// As score_mod_columns(), with the dense bias if there is one. keys: the sequence's length.
 inline Floats score_mod_row(const ScoreMod& rules, int32_t i, int32_t first, int32_t keys,
                             int32_t begin, int32_t end, float* s, float* derivative) {
   const auto modify = [&](auto add) {

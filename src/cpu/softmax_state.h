@@ -12,10 +12,10 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // stands for key keys.begin + c.
 template <Compute kCompute>
 struct ScoreTile {
-  // Of the rows of a micro-tile.
+  // Columns of the rows of a micro-tile.
   struct RowColumns {
-    Interval columns;  // that are computed
-    Interval k;        // the same as words of the inner index of P V, those that are not all 0
+    Interval columns;  // columns that are computed
+    Interval k;        // P V reads these words of P: those that are not all 0
   };
 
   int32_t row, end_row;
@@ -50,7 +50,7 @@ class SoftmaxState {
 
   // Rows keep the softmax base of the first keys that they see, instead of a running maximum.
   bool fixed_base = kFixedBase<kCompute>;
-  // What is read next; it is prefetched between rows.
+  // The rows to read next, which are prefetched between rows of scores.
   RowPrefetch prefetch[3] = {};
 
   void reset() {

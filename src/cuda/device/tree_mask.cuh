@@ -25,8 +25,8 @@ struct TreeMask {
             classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
   }
 
-  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
-  // from `first` on.
+  // Bit 2 n + e says whether the lane's column 8 n + 2 (lane % 4) + e is shown. Columns are the
+  // keys from `first` on.
   template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t lane) const {
     static_assert(kMmaN <= 16, "the bits of a word");

@@ -41,8 +41,9 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// Spans of keys that a block mask is looked up for: one per consumer or, where both consumers of a
-// CTA have all of its keys, one per CTA. Then the words that hold a bit of each Q tile.
+// Spans of keys, of each of which the work tile knows which Q tiles the block mask shows: one per
+// consumer or, where both consumers of a CTA have all of its keys, one per CTA. kBlockMaskWords:
+// words with a bit per Q tile.
 template <class Config>
 constexpr int kBlockMaskSpans = !Config::kSplitsBlockMask ? 1
                                 : Config::kSplitRoles     ? kClusterSize<Config>
