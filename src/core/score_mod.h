@@ -80,27 +80,27 @@ struct ScoreMod {
 
 FLASHATTN_HD ScoreMod score_mod(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
                                 Lengths len) {
-  ScoreMod rules{};
-  rules.scale = problem.scale;
-  rules.softcap = problem.softcap;
-  rules.offset = diagonal_offset(problem.mask_rule(), len);
+  ScoreMod mods{};
+  mods.scale = problem.scale;
+  mods.softcap = problem.softcap;
+  mods.offset = diagonal_offset(problem.mask_rule(), len);
   if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
+    mods.slope = in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
   }
   if (problem.bias & FLASHATTN_BIAS_DENSE) {
     const int64_t size = dtype_size(problem.dtype_bias);
-    rules.bias = static_cast<const char*>(in.bias) +
-                 (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
-    rules.bias_row = in.bias_stride_row;
-    rules.dtype_bias = problem.dtype_bias;
+    mods.bias = static_cast<const char*>(in.bias) +
+                (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
+    mods.bias_row = in.bias_stride_row;
+    mods.dtype_bias = problem.dtype_bias;
   }
   if (problem.mask & FLASHATTN_MASK_BLOCKS) {
-    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
-    rules.blocks_row = in.block_mask_stride_row;
-    rules.block_q = problem.block_q;
-    rules.block_kv = problem.block_kv;
+    mods.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
+    mods.blocks_row = in.block_mask_stride_row;
+    mods.block_q = problem.block_q;
+    mods.block_kv = problem.block_kv;
   }
-  return rules;
+  return mods;
 }
 
 // The sink of a query head; -infinity if there is none.

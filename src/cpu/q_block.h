@@ -56,7 +56,7 @@ struct QBlock {
 
   FLASHATTN_INLINE const Tiling& tiling() const { return direct ? kDirectTiling : job.tiling; }
 
-  FLASHATTN_INLINE ScoreMod rules(int32_t head) const {
+  FLASHATTN_INLINE ScoreMod mods(int32_t head) const {
     return score_mod(problem, in, b, head, sequence.len);
   }
 
