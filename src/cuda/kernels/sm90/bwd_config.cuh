@@ -138,7 +138,7 @@ struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasIn
   Pipeline<Config::kDoStages, 1, Config::kTwoCta> dout;
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
   Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
-  DqPipeline<Config::kDqStages, Config::kDqTurns> dq;
+  DqPipeline<Config::kDqStages, Config::kDqWriters> dq;
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
   BwdWorkTile<Config>
