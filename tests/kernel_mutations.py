@@ -84,8 +84,8 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/fwd_mainloop.cuh", r"(void wait_pv\(.*\n *)ptx::wgmma_wait<0>\(\);", r"\1",
         ["sm90 forward"]),
     "Hopper: a consumer waits for the other phase of V's stage": Mutation(
-        "sm90/fwd_mainloop.cuh", r"const KvState v_state = kv_state_;",
-        "const KvState v_state{kv_state_.count + kStages};", ["sm90 forward"]),
+        "sm90/fwd_mainloop.cuh", r"(void step\(.*\n *)const KvState v_state = kv_state_;",
+        r"\1const KvState v_state{kv_state_.count + kStages};", ["sm90 forward"]),
     "Hopper: no fence between stores to dS and the WGMMAs that read it": Mutation(
         "sm90/bwd_warpgroup_base.cuh", r"(void \w+_ds\w*\(.*\n *)ptx::fence_async_proxy\(\);",
         r"\1", ["sm90 backward"]),
@@ -171,6 +171,19 @@ def write(path: pathlib.Path, content: bytes) -> None:
         path.write_bytes(content)
 
 
+def short_table(path: pathlib.Path) -> str:
+    """The kinds of a table, and the rows that the copy keeps."""
+    rows = ROWS[path.parent.name]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    missing = set(rows) - set(lines)
+    if missing:
+        raise SystemExit(f"{path.relative_to(ROOT)} has no row {missing.pop()!r}; mend tests/"
+                         "kernel_mutations.py")
+    kinds = [line for line in lines if line.startswith("kind ")]
+    return "".join(f"{line}\n" for line in (*kinds, *(row.replace(" 16 ", " bf16 ")
+                                                     for row in rows)))
+
+
 def copy_tree() -> None:
     """The sources as they are now, but for the tables."""
     wanted = {}
@@ -183,15 +196,7 @@ def copy_tree() -> None:
     for parts, path in wanted.items():
         content = path.read_bytes()
         if path.name == "table.txt":
-            rows = ROWS[path.parent.name]
-            lines = content.decode().splitlines()
-            missing = set(rows) - set(lines)
-            if missing:
-                raise SystemExit(f"{parts} has no row {missing.pop()!r}; mend tests/"
-                                 "kernel_mutations.py")
-            kinds = [line for line in lines if line.startswith("kind ")]
-            rows = [row.replace(" 16 ", " bf16 ") for row in rows]
-            content = "".join(line + "\n" for line in [*kinds, *rows]).encode()
+            content = short_table(path).encode()
         write(COPY / parts, content)
     for path in list(COPY.rglob("*")):
         if path.is_file() and path.relative_to(COPY) not in wanted:
@@ -246,15 +251,22 @@ def failure(name: str) -> Optional[str]:
     return (stopped[:1] or lines[-1:] or [f"status {status}"])[0][:150]
 
 
+def mutated(name: str) -> Tuple[str, str]:
+    """The text of the mutation's file, and what it becomes."""
+    mutation = MUTATIONS[name]
+    text = (ROOT / KERNELS / mutation.file).read_text(encoding="utf-8")
+    changed, count = re.subn(mutation.old, mutation.new, text)
+    if count != 1:
+        raise SystemExit(f"{name}: {mutation.file} has {count} times {mutation.old!r}; mend "
+                         "tests/kernel_mutations.py")
+    return text, changed
+
+
 def found(name: str) -> Optional[str]:
     """What noticed the mutation; None: nothing did."""
     mutation = MUTATIONS[name]
     path = KERNELS / mutation.file
-    text = (ROOT / path).read_text(encoding="utf-8")
-    changed, count = re.subn(mutation.old, mutation.new, text)
-    if count != 1:
-        raise SystemExit(f"{name}: {path} has {count} times {mutation.old!r}; mend "
-                         "tests/kernel_mutations.py")
+    text, changed = mutated(name)
     write(COPY / path, changed.encode())
     try:
         compile_copy()

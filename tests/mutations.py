@@ -57,13 +57,19 @@ MUTATIONS: Dict[str, Mutation] = {
 }
 
 
-def found(name: str, workers: str) -> Optional[str]:
-    """What noticed the mutation: a test; None: nothing did."""
+def mutated(name: str) -> str:
+    """The reference with the mutation."""
     mutation = MUTATIONS[name]
     text = (ROOT / REFERENCE).read_text(encoding="utf-8")
     if text.count(mutation.old) != 1:
         raise ValueError(f"{name}: {REFERENCE} has {text.count(mutation.old)} times "
                          f"{mutation.old!r}; mend tests/mutations.py")
+    return text.replace(mutation.old, mutation.new)
+
+
+def found(name: str, workers: str) -> Optional[str]:
+    """What noticed the mutation: a test; None: nothing did."""
+    wrong = mutated(name)
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder)
         shutil.copytree(ROOT / "tests" / "numerics", copy / "tests" / "numerics",
@@ -72,7 +78,7 @@ def found(name: str, workers: str) -> Optional[str]:
         shutil.copy(ROOT / "tests" / "conftest.py", copy / "tests")
         for shared in ("tests/data", "include", "bindings", "src"):
             (copy / shared).symlink_to(ROOT / shared)
-        (copy / REFERENCE).write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        (copy / REFERENCE).write_text(wrong, encoding="utf-8")
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTHONPATH": str(ROOT / "bindings" / "python")}
         environment.pop("FLASHATTN_TEST_TRUTHS", None)  # truths of the right formula

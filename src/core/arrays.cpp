@@ -146,7 +146,8 @@ void check_nesting(Array* array) {
   }
 }
 
-// The distance between a run of x and a run of y: a sum of all steps, each taken some times.
+// Bytes from a run of x to a run of y (Array::run): between low_ and high_, plus each step of
+// either array as often as Times allows.
 class Differences {
  public:
   Differences(const Array& x, const Array& y)

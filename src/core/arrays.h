@@ -74,9 +74,9 @@ Rows key_rows(const Problem& problem, const Shape& shape, int64_t pages);
 // element).
 enum class Order { kTokens, kHeads };
 
-// The strides to use. -1 becomes the packed stride, in an array without the indices whose stride is
-// 0. Strides of extents of 1 and of arrays without elements become 0. extent: batch, head, token,
-// element.
+// The strides to use. -1 becomes the packed stride, as if the array had no index whose stride is 0:
+// such an index repeats. Strides of extents of 1 and of arrays without elements become 0. extent:
+// batch, head, token, element.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
                                  Order order);
 // Resolves the strides of q, k, v, o or one of their gradients.

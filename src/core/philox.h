@@ -60,4 +60,9 @@ struct DropoutStream {
   }
 };
 
+// Factor of the weights that dropout keeps. threshold: see Problem::dropout_threshold().
+FLASHATTN_HD float dropout_keep_scale(uint32_t threshold) {
+  return 65536.0f / (65536.0f - static_cast<float>(threshold));
+}
+
 }  // namespace flashattn

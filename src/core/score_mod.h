@@ -32,6 +32,20 @@ constexpr float kLargeLse = 1024;
 // counts keys that this call does not see, as in ring attention.
 constexpr float kLseParts = 0x1p-21f;
 
+// What a problem asks for beside a positive scale and masks by position, as bits. Code that chooses
+// among kernels names the bits that a kernel computes: what is added here then is not ignored.
+constexpr uint32_t kModSoftcap = 1, kModDropout = 2, kModNegativeScale = 4, kModBlockMask = 8,
+                   kModKeyBits = 16;  // kKeyBitMasks
+// All bits of flashattn_desc::bias, those to come, too, lie from here on.
+constexpr uint32_t kModAlibi = FLASHATTN_BIAS_ALIBI << 8, kModDenseBias = FLASHATTN_BIAS_DENSE << 8;
+
+FLASHATTN_HD uint32_t modifications(const Problem& problem) {
+  return (problem.softcap != 0 ? kModSoftcap : 0) | (problem.dropout != 0 ? kModDropout : 0) |
+         (problem.scale < 0 ? kModNegativeScale : 0) |
+         (problem.mask & FLASHATTN_MASK_BLOCKS ? kModBlockMask : 0) |
+         (problem.mask & kKeyBitMasks ? kModKeyBits : 0) | problem.bias << 8;
+}
+
 // The unit in which the CPU backend keeps scores.
 struct ScoreUnit {
   float log2;   // 2^(score * log2) is e^score
@@ -66,27 +80,27 @@ struct ScoreMod {
 
 FLASHATTN_HD ScoreMod score_mod(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
                                 Lengths len) {
-  ScoreMod rules{};
-  rules.scale = problem.scale;
-  rules.softcap = problem.softcap;
-  rules.offset = diagonal_offset(problem.mask_rule(), len);
+  ScoreMod mods{};
+  mods.scale = problem.scale;
+  mods.softcap = problem.softcap;
+  mods.offset = diagonal_offset(problem.mask_rule(), len);
   if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
+    mods.slope = in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
   }
   if (problem.bias & FLASHATTN_BIAS_DENSE) {
     const int64_t size = dtype_size(problem.dtype_bias);
-    rules.bias = static_cast<const char*>(in.bias) +
-                 (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
-    rules.bias_row = in.bias_stride_row;
-    rules.dtype_bias = problem.dtype_bias;
+    mods.bias = static_cast<const char*>(in.bias) +
+                (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
+    mods.bias_row = in.bias_stride_row;
+    mods.dtype_bias = problem.dtype_bias;
   }
   if (problem.mask & FLASHATTN_MASK_BLOCKS) {
-    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
-    rules.blocks_row = in.block_mask_stride_row;
-    rules.block_q = problem.block_q;
-    rules.block_kv = problem.block_kv;
+    mods.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
+    mods.blocks_row = in.block_mask_stride_row;
+    mods.block_q = problem.block_q;
+    mods.block_kv = problem.block_kv;
   }
-  return rules;
+  return mods;
 }
 
 // The sink of a query head; -infinity if there is none.

@@ -35,8 +35,8 @@ struct Message {
   }
 };
 
-// Whether FLASHATTN_BACKEND names another GPU backend. "sm90" also stands for those whose names
-// begin with "sm90_".
+// Whether FLASHATTN_BACKEND names another GPU backend. A name also stands for those whose names
+// begin with it and "_".
 bool is_excluded(const Backend& backend) {
   const char* forced = forced_backend();
   if (!forced || backend.device_kind != FLASHATTN_DEVICE_CUDA) return false;

@@ -42,8 +42,8 @@ FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k)
   if (__builtin_memcmp(&now, &config, sizeof config) != 0) _tile_loadconfig(&config);
 }
 
-// C of 2 x 2 tile registers, or fewer: kLower: of two rows of tiles, kRight: of two columns.
-// kStreamB: B is not read again soon, and must not evict what is in the L1 cache.
+// C in 2 x 2 tile registers, or fewer. kLower: it has a second row of them; kRight: a second
+// column. kStreamB: B is not read again soon, and must not evict what is in the L1 cache.
 template <bool kLower, bool kRight, bool kStreamB = false>
 struct TileQuad {
   float* c;

@@ -19,8 +19,7 @@ constexpr int32_t kPvSubtiles = 4;
 // all rows.
 FLASHATTN_INLINE bool uses_amx_mainloop(const Problem& problem) {
   return kHasAmx && inputs_are_bf16(problem) && problem.dim_qk % 32 == 0 &&
-         problem.dim_v % 32 == 0 && problem.softcap == 0 && problem.bias == 0 &&
-         problem.dropout == 0 && problem.scale >= 0;
+         problem.dim_v % 32 == 0 && (modifications(problem) & ~(kModBlockMask | kModKeyBits)) == 0;
 }
 
 struct AmxMainloopOperands {

@@ -86,7 +86,7 @@ FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
   }
 }
 
-// Loads a new row like load_row(), and turns it if angles is not NULL.
+// Loads a new row like load_row(), and rotates it if angles is not NULL.
 FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32_t dim,
                                    const RotaryAngles* angles, float* x) {
   load_row(x, in, args.dtype, dim);
@@ -117,7 +117,7 @@ FLASHATTN_INLINE void rescale_row(char* row, int32_t dtype, float factor, int32_
 struct AppendSide {
   const flashattn_tensor &from, &cache, &descale;
   int32_t dim;
-  bool turns;
+  bool rotates;
 };
 
 // Makes the descales of the blocks that some new tokens of a sequence lie in, and rescales what the
@@ -137,8 +137,8 @@ inline void update_descales(const Problem& problem, const AppendArgs& args, cons
           rows_of(side.from, dtype_size(args.dtype), b, h, to.sequence.offset_q);
       float most = 0;
       for (int32_t i = rows.begin; i < rows.end; ++i) {
-        if (side.turns) load_angles(args, rotary_position(args, to.position, i), &angles);
-        load_new_row(args, new_rows.row(i), side.dim, side.turns ? &angles : nullptr, x);
+        if (side.rotates) load_angles(args, rotary_position(args, to.position, i), &angles);
+        load_new_row(args, new_rows.row(i), side.dim, side.rotates ? &angles : nullptr, x);
         most = std::max(most, finite_magnitude(x, side.dim));
       }
       const bool held = int64_t{n} * block < before;
@@ -190,7 +190,7 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
             kv_rows(problem, in, side.cache, side.descale, b, h, sequence.offset_kv);
         const int32_t j = sequence.len.kv + i;
         append_row(args, rows_of(side.from, size, b, h, sequence.offset_q).row(i), rows.row(j),
-                   problem.dtype_kv, side.dim, side.turns ? turned : nullptr,
+                   problem.dtype_kv, side.dim, side.rotates ? turned : nullptr,
                    1 / rows.descales.of(j));
       }
     }

@@ -74,7 +74,7 @@ class BackwardTile : private KvTile {
 
   // Adds these keys to the softmax bases of queries of a head, of those that want one.
   void add_to_bases(int32_t head, Interval queries, RowBase* bases) {
-    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod mods = score_mod(problem_, in_, b_, head, sequence_.len);
     bool packed = false;
     for_each_active_columns(head, queries, [&](Interval columns) {
       if (!packed) {
@@ -87,8 +87,8 @@ class BackwardTile : private KvTile {
       for (int32_t r = 0; r < queries.end - queries.begin; ++r) {
         if (!bases[r].wanted) continue;
         const Interval own = row_columns_[r / kMicroTileRows<kCompute>];
-        finish_scores(rules, queries.begin + r, r, own, nullptr);
-        bases[r].add(scratch_.s + int64_t{r} * scratch_.tile_kv, own, rules.unit().log2);
+        finish_scores(mods, queries.begin + r, r, own, nullptr);
+        bases[r].add(scratch_.s + int64_t{r} * scratch_.tile_kv, own, mods.unit().log2);
       }
     });
   }
@@ -104,9 +104,9 @@ class BackwardTile : private KvTile {
   // mask blocks are off are not told apart.
   template <class Body>
   FLASHATTN_INLINE void for_each_active_columns(int32_t head, Interval queries, Body body) {
-    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod mods = score_mod(problem_, in_, b_, head, sequence_.len);
     const KeySpan span = key_span(mask_, queries, sequence_.len);
-    for_each_active_range(rules, queries, keys_, [&](Interval active, bool full) {
+    for_each_active_range(mods, queries, keys_, [&](Interval active, bool full) {
       const Interval seen = intersect(span.any, active);
       if (seen.begin >= seen.end) return;
       active_ = active;
@@ -216,14 +216,14 @@ class BackwardTile : private KvTile {
   }
 
   // Turns the products of query i into scores, -inf for keys that it does not see.
-  FLASHATTN_INLINE void finish_scores(const ScoreMod& rules, int32_t i, int32_t row, Interval own,
+  FLASHATTN_INLINE void finish_scores(const ScoreMod& mods, int32_t i, int32_t row, Interval own,
                                       float* derivative) {
     float* s = scratch_.s + int64_t{row} * scratch_.tile_kv;
-    if (rules.modified()) {
-      score_mod_row(rules, i, keys_.begin, sequence_.len.kv, own.begin, own.end, s, derivative);
+    if (mods.modified()) {
+      score_mod_row(mods, i, keys_.begin, sequence_.len.kv, own.begin, own.end, s, derivative);
     }
     if (full_) return;
-    mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
+    mask_row(mods, mods.blocks != nullptr, i, keys_.begin,
              intersect(visible_keys(mask_, i, sequence_.len), active_), own, s);
   }
 
@@ -237,7 +237,7 @@ class BackwardTile : private KvTile {
                    {scratch_.dp, scratch_.tile_kv}, false,
                    [&](int32_t r) { return row_columns_[r / kMicroTileRows<kCompute>]; });
 
-    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod mods = score_mod(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
       dropout_rows(problem_, job_.rng_seed, job_.rng_offset, b_, head, queries,
                    keys_.begin + columns.begin, columns.end - columns.begin,
@@ -248,7 +248,7 @@ class BackwardTile : private KvTile {
       r += for_row_pair(r, rows - r, [&](auto count) {
         constexpr int32_t kRows = decltype(count)::value;
         for (RowPrefetch& prefetch : prefetch_) prefetch.prefetch((rows - r + kRows - 1) / kRows);
-        row_gradients<kRows>(rules, head, queries.begin + r, r, columns, first_row + r, dbias);
+        row_gradients<kRows>(mods, head, queries.begin + r, r, columns, first_row + r, dbias);
       });
     }
   }
@@ -256,7 +256,7 @@ class BackwardTile : private KvTile {
   // Does so for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
   // the arrays of the job.
   template <int kRows>
-  FLASHATTN_INLINE void row_gradients(const ScoreMod& rules, int32_t head, int32_t i, int32_t row,
+  FLASHATTN_INLINE void row_gradients(const ScoreMod& mods, int32_t head, int32_t i, int32_t row,
                                       Interval columns, int64_t job_row, bool dbias) {
     const float *lse = job_.lse_log2 + job_row, *delta = job_.delta + job_row;
     const int64_t stride = scratch_.tile_kv, at = row * stride;
@@ -265,9 +265,9 @@ class BackwardTile : private KvTile {
     const Interval own = row_columns_[row / kMicroTileRows<kCompute>];
     float factor[kRows];
     for (int32_t r = 0; r < kRows; ++r) {
-      finish_scores(rules, i + r, row + r, own,
+      finish_scores(mods, i + r, row + r, own,
                     has_softcap ? scratch_.derivative + r * stride : nullptr);
-      factor[r] = rules.unit().log2;
+      factor[r] = mods.unit().log2;
       if (job_.softmax_base[job_row + r] == kInfinity) continue;
       to_exponents(s + r * stride, own, job_.softmax_base[job_row + r], factor[r]);
       factor[r] = 1;
@@ -414,7 +414,7 @@ class BackwardTile : private KvTile {
   RowPrefetch prefetch_[4] = {};
   bool full_ = false;
   Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // of each micro-tile of rows
-  const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
+  const float kept_ = dropout_keep_scale(problem_.dropout_threshold());
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

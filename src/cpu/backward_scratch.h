@@ -21,11 +21,12 @@ constexpr int32_t kMaxBackwardRows = 128;  // of a Q tile
 
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Sequences that share the gradient of a bias have the same tiles.
+  // Sequences may share the gradient of a bias: all then have the same tiles, whatever their
+  // length.
   const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
   if (kHasAmx && backward_is_bf16(problem)) {
-    // Whole tile registers; sums that move less often between the caches; rows of scores that are
-    // not a power of two apart.
+    // Sizes are multiples of a tile register, large, so that sums seldom move between the caches,
+    // and put rows of scores no power of two apart.
     const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
     const int32_t keys = dim <= 256 ? 320 : dim <= 512 ? 192 : 128;
     return {rows, rows, keys, same ? 0 : keys};

@@ -63,14 +63,14 @@ class ForwardBlock {
   void add_tile(Interval kv_tile) {
     kv_.begin_tile(kv_tile);
     // With a block mask a Q block has one head.
-    const ScoreMod rules = block_.rules(block_.first_head);
+    const ScoreMod mods = block_.mods(block_.first_head);
     const int32_t tile_q = block_.tiling().tile_q, first_query = block_.queries.begin;
     for (int32_t row = 0; row < block_.rows;) {
       int32_t end_row = row + tile_q < block_.rows ? row + tile_q : block_.rows;
-      const Interval same = same_block_rows(rules, first_query + row, tile_q, block_.sequence.len);
-      if (rules.blocks && same.end - first_query < end_row) end_row = same.end - first_query;
+      const Interval same = same_block_rows(mods, first_query + row, tile_q, block_.sequence.len);
+      if (mods.blocks && same.end - first_query < end_row) end_row = same.end - first_query;
       for_each_shown_range(block_.hidden_pages(), kv_tile, [&](Interval shown) {
-        for_each_active_range(rules, same, shown, [&](Interval active, bool full) {
+        for_each_active_range(mods, same, shown, [&](Interval active, bool full) {
           add_active(row, end_row, kv_tile, active, full);
         });
       });

@@ -53,7 +53,7 @@ class KvTile {
     return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.offset_q);
   }
 
-  // What is packed before the work on queries of a head, and on keys.
+  // Names the rows to prefetch: those that are packed before the work on some queries and keys.
   void plan_prefetch(int32_t head, Interval queries, Interval keys,
                      RowPrefetch (&prefetch)[4]) const {
     const int32_t size = dtype_size(problem_.dtype_kv);

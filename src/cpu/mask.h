@@ -14,11 +14,10 @@ FLASHATTN_INLINE Interval round_out(Interval columns) {
 // The queries around `query` whose mask blocks are the same, in a tile of tile_q rows. They begin
 // at the same queries wherever the tile starts, so that the bits of a query do not depend on its
 // neighbours.
-FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& rules, int32_t query, int32_t tile_q,
+FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& mods, int32_t query, int32_t tile_q,
                                           Lengths len) {
-  if (!rules.blocks) return {0, len.q};
-  const int32_t rows =
-      rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
+  if (!mods.blocks) return {0, len.q};
+  const int32_t rows = mods.block_q >= tile_q ? mods.block_q : tile_q / mods.block_q * mods.block_q;
   const int32_t begin = query / rows * rows;
   return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
 }
@@ -47,17 +46,17 @@ FLASHATTN_INLINE void for_each_shown_range(const HiddenPages& pages, Interval ke
 // Calls body(keys, full) for each range of keys whose mask blocks are on for some of the queries;
 // full: for all of them.
 template <class Body>
-FLASHATTN_INLINE void for_each_active_range(const ScoreMod& rules, Interval queries, Interval keys,
+FLASHATTN_INLINE void for_each_active_range(const ScoreMod& mods, Interval queries, Interval keys,
                                             Body body) {
-  if (!rules.blocks) return body(keys, true);
+  if (!mods.blocks) return body(keys, true);
   Interval active{keys.begin, keys.begin};
   bool full = true;
   for (int32_t j = keys.begin; j < keys.end;) {
-    const int32_t x = j / rules.block_kv;
-    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
+    const int32_t x = j / mods.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * mods.block_kv, keys.end);
     bool any = false, all = true;
-    for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
-      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
+    for (int32_t y = queries.begin / mods.block_q; y <= (queries.end - 1) / mods.block_q; ++y) {
+      const bool on = mods.blocks[y * mods.blocks_row + x] != 0;
       any |= on;
       all &= on;
     }
@@ -94,15 +93,15 @@ FLASHATTN_INLINE void mask_columns(float* s, Interval shown, Interval columns) {
 
 // Writes -inf to columns of s whose keys are not visible, or lie in mask blocks that are off.
 // Column 0 is key `first`.
-inline void mask_row(const ScoreMod& rules, bool blocks, int32_t i, int32_t first, Interval visible,
+inline void mask_row(const ScoreMod& mods, bool blocks, int32_t i, int32_t first, Interval visible,
                      Interval columns, float* s) {
   const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
   mask_columns(s, shown, columns);
   if (!blocks) return;
-  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
+  const uint8_t* row = mods.blocks + i / mods.block_q * mods.blocks_row;
   for (int32_t j = first + shown.begin; j < first + shown.end;) {
-    const int32_t x = j / rules.block_kv;
-    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);
+    const int32_t x = j / mods.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * mods.block_kv, first + shown.end);
     if (!row[x]) fill(s, j - first, next - first, -kInfinity);
     j = next;
   }

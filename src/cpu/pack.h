@@ -189,7 +189,7 @@ FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
   return kUnit<kDtype> == 1.0f ? x : x * splat(kUnit<kDtype>);
 }
 
-// The factor that makes the numbers meant of a row that was loaded in units: 8 bits have descales.
+// Factor from what load_*_units() returns to values of a row: the unit and, of 8 bits, the descale.
 template <int32_t kDtype>
 FLASHATTN_INLINE float unit_of(const TokenRows& rows, int32_t row) {
   if constexpr (kElementBytes<kDtype> != 1) return 1;

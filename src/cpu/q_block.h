@@ -56,7 +56,7 @@ struct QBlock {
 
   FLASHATTN_INLINE const Tiling& tiling() const { return direct ? kDirectTiling : job.tiling; }
 
-  FLASHATTN_INLINE ScoreMod rules(int32_t head) const {
+  FLASHATTN_INLINE ScoreMod mods(int32_t head) const {
     return score_mod(problem, in, b, head, sequence.len);
   }
 
@@ -102,7 +102,7 @@ struct QBlock {
     return intersect(visible, range);
   }
 
-  // What each of kCount rows sees of the keys, counted from the key `first`.
+  // Sets the keys of `range` that each of kCount rows sees, counted from the key `first`.
   template <int32_t kCount>
   void rows_visible(int32_t row, int32_t first, Interval range, Interval (&visible)[kCount]) const {
     for (int32_t r = row; r < row + kCount;) {
@@ -136,7 +136,7 @@ struct QBlock {
     return job.shared.tiles + shared * job.shared.tile_bytes;
   }
 
-  // What is read for some queries, and for the KV tile that holds a key.
+  // Names the rows to prefetch: q of some queries, and the KV tile that holds a key.
   void plan_prefetch(Interval some, int32_t key, RowPrefetch (&prefetch)[3]) const {
     const int32_t tile_kv = tiling().tile_kv;
     const int32_t first = key / tile_kv * tile_kv;

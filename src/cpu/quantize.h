@@ -136,7 +136,7 @@ inline void k_mean(const QuantizeArgs& args, const Problem& problem, int32_t b, 
   const TokenRows keys =
       rows_of(args.inputs.k, dtype_size(args.dtype), b, kv_head, sequence.offset_kv);
   const int32_t count = sequence.len.kv, dim = problem.dim_qk;
-  // Few keys are summed in fp32, and these sums in double.
+  // kFew keys at a time are summed in fp32, and their sums in double.
   constexpr int32_t kFew = 64;
   double total[kMaxDim] = {};
   alignas(64) float sum[kMaxDim + kWidth];

@@ -14,12 +14,12 @@ constexpr float kPerNat = kLog2E / kModifiedUnit.log2;
 // not NULL, receives the derivative of the softcap. add(x, key): x plus the biases of the keys from
 // `key` on.
 template <class Add>
-FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& rules, int32_t i, int32_t first,
+FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& mods, int32_t i, int32_t first,
                                           int32_t begin, int32_t end, float* s, float* derivative,
                                           Add add) {
-  const bool has_softcap = rules.softcap != 0;
-  const Floats factor = splat(has_softcap ? rules.scale / rules.softcap : rules.scale * kPerNat);
-  const Floats cap = splat(rules.softcap * kPerNat), slope = splat(rules.slope * kPerNat);
+  const bool has_softcap = mods.softcap != 0;
+  const Floats factor = splat(has_softcap ? mods.scale / mods.softcap : mods.scale * kPerNat);
+  const Floats cap = splat(mods.softcap * kPerNat), slope = splat(mods.slope * kPerNat);
   Floats top = splat(-kInfinity);
   const auto step = [&](int32_t column, auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
@@ -34,8 +34,8 @@ FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& rules, int32_t i, int3
     }
     for (int v = 0; v < kVectors; ++v) {
       const int32_t key = first + column + v * kWidth;
-      if (rules.slope != 0) {
-        const float at = static_cast<float>(i + static_cast<int64_t>(rules.offset) - key);
+      if (mods.slope != 0) {
+        const float at = static_cast<float>(i + static_cast<int64_t>(mods.offset) - key);
         x[v] -= abs(splat(at) - iota()) * slope;
       }
       x[v] = add(x[v], key);
@@ -51,18 +51,18 @@ FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& rules, int32_t i, int3
   return top;
 }
 
-// The same with the dense bias of the rules. keys: the sequence's length.
-inline Floats score_mod_row(const ScoreMod& rules, int32_t i, int32_t first, int32_t keys,
+// As score_mod_columns(), with the dense bias if there is one. keys: the sequence's length.
+inline Floats score_mod_row(const ScoreMod& mods, int32_t i, int32_t first, int32_t keys,
                             int32_t begin, int32_t end, float* s, float* derivative) {
   const auto modify = [&](auto add) {
-    return score_mod_columns(rules, i, first, begin, end, s, derivative, add);
+    return score_mod_columns(mods, i, first, begin, end, s, derivative, add);
   };
-  if (!rules.bias) return modify([](Floats x, int32_t) { return x; });
-  const int64_t row_bytes = rules.bias_row * dtype_size(rules.dtype_bias);
-  const char* row = rules.bias + i * row_bytes;
+  if (!mods.bias) return modify([](Floats x, int32_t) { return x; });
+  const int64_t row_bytes = mods.bias_row * dtype_size(mods.dtype_bias);
+  const char* row = mods.bias + i * row_bytes;
   // Prefetches the next query's bias, whose start no processor foresees.
   const auto fetch_next = [row_bytes](const char* at) { __builtin_prefetch(at + row_bytes); };
-  if (rules.dtype_bias == FLASHATTN_DTYPE_U8) {
+  if (mods.dtype_bias == FLASHATTN_DTYPE_U8) {
     // A byte of 0 masks the key, whatever its score.
     return modify([&](Floats x, int32_t key) {
       const int32_t count = keys - key;
@@ -73,7 +73,7 @@ inline Floats score_mod_row(const ScoreMod& rules, int32_t i, int32_t first, int
       return select_by_bytes(shown, x, splat(-kInfinity));
     });
   }
-  return with_wide_dtype(rules.dtype_bias, [&](auto tag) {
+  return with_wide_dtype(mods.dtype_bias, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     return modify([&](Floats x, int32_t key) {
       const char* at = row + key * int64_t{kElementBytes<kDtype>};

@@ -61,8 +61,8 @@ FLASHATTN_INLINE void add_compensated(Floats& sum, Floats& rest, Floats x) {
   rest = x - (sum - before);
 }
 
-// What is subtracted from scores if their maximum is m; 0 as long as no key was visible, so that P
-// is 0.
+// The base that is subtracted from scores whose maximum is m. 0 as long as no key was visible, so
+// that P is 0.
 FLASHATTN_INLINE Floats exponent_shift(Floats m, Floats factor, bool fixed_base) {
   return select(m == -kInfinity, Floats{}, fixed_base ? m * factor : m);
 }

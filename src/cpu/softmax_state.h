@@ -12,10 +12,10 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // stands for key keys.begin + c.
 template <Compute kCompute>
 struct ScoreTile {
-  // Of the rows of a micro-tile.
+  // Columns of the rows of a micro-tile.
   struct RowColumns {
-    Interval columns;  // that are computed
-    Interval k;        // the same as words of the inner index of P V, those that are not all 0
+    Interval columns;  // columns that are computed
+    Interval k;        // P V reads these words of P: those that are not all 0
   };
 
   int32_t row, end_row;
@@ -50,7 +50,7 @@ class SoftmaxState {
 
   // Rows keep the softmax base of the first keys that they see, instead of a running maximum.
   bool fixed_base = kFixedBase<kCompute>;
-  // What is read next; it is prefetched between rows.
+  // The rows to read next, which are prefetched between rows of scores.
   RowPrefetch prefetch[3] = {};
 
   void reset() {
@@ -96,13 +96,13 @@ class SoftmaxState {
     const ForwardJob& job = block_.job;
     const int32_t count = block_.queries.end - block_.queries.begin;
     const RowLayout layout = row_layout(problem, job.args->shape);
-    const float kept = 65536.0f / (65536.0f - static_cast<float>(problem.dropout_threshold()));
+    const float kept = dropout_keep_scale(problem.dropout_threshold());
     for (int32_t r = 0; r < block_.rows; ++r) {
       const int32_t head = block_.first_head + r / count, i = block_.queries.begin + r % count;
       const float m = scratch_.m[r];
       float l = scratch_.l[r] + scratch_.rest[r];
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
-      const ScoreUnit unit = block_.rules(head).unit();
+      const ScoreUnit unit = block_.mods(head).unit();
       if constexpr (kFixedBase<kCompute>) {
         if (fixed_base) {
           scratch_.redo[r] = !all_finite(o, scratch_.v_columns) || !base_serves(m, unit.log2, &l);
@@ -163,12 +163,12 @@ class SoftmaxState {
       bool known = true;
       for (int32_t n = 0; n < count;) {
         const HeadRows head_rows = block_.head_rows_at(row + n, row + count);
-        const ScoreMod rules = block_.rules(head_rows.head);
+        const ScoreMod mods = block_.mods(head_rows.head);
         for (int32_t i = head_rows.queries.begin; i < head_rows.queries.end; ++i, ++n) {
-          each[n] = finish_scores(rules, i, tile_row + n, tile);
-          factor[n] = rules.unit().log2;
+          each[n] = finish_scores(mods, i, tile_row + n, tile);
+          factor[n] = mods.unit().log2;
         }
-        known &= rules.modified() && tile.full;  // heads differ in their slopes
+        known &= mods.modified() && tile.full;  // heads differ in their slopes
       }
       for (int32_t n = count; n < kWidth; ++n) each[n] = splat(-kInfinity);
       float *m = scratch_.m + row, *l = scratch_.l + row, *rest = scratch_.rest + row;
@@ -213,29 +213,28 @@ class SoftmaxState {
 
   // Turns the products of query i into scores, -inf for keys that it does not see. Returns the
   // maximum of each lane if scores are modified, taken before keys are masked.
-  FLASHATTN_INLINE Floats finish_scores(const ScoreMod& rules, int32_t i, int32_t tile_row,
+  FLASHATTN_INLINE Floats finish_scores(const ScoreMod& mods, int32_t i, int32_t tile_row,
                                         const Tile& tile) {
     Floats top = splat(-kInfinity);
     const Interval columns = tile.at(tile_row).columns;
     if (columns.begin >= columns.end) return top;
     float* s = scores_of(tile_row);
-    if (rules.modified()) {
+    if (mods.modified()) {
       const auto [begin, end] = tile.scored_columns(tile_row);
-      top =
-          score_mod_row(rules, i, tile.keys.begin, block_.sequence.len.kv, begin, end, s, nullptr);
+      top = score_mod_row(mods, i, tile.keys.begin, block_.sequence.len.kv, begin, end, s, nullptr);
     }
-    if (!tile.full) mask_scores(rules, i, columns, tile, s);
+    if (!tile.full) mask_scores(mods, i, columns, tile, s);
     return top;
   }
 
-  FLASHATTN_INLINE void mask_scores(const ScoreMod& rules, int32_t i, Interval columns,
+  FLASHATTN_INLINE void mask_scores(const ScoreMod& mods, int32_t i, Interval columns,
                                     const Tile& tile, float* s) const {
     const Lengths len = block_.sequence.len;
     const int32_t first = tile.keys.begin;
     const bool tree = block_.meets_tree(tile.active);
     const Interval visible =
         tree ? tree_span(block_.mask, {i, i + 1}, len).any : visible_keys(block_.mask, i, len);
-    mask_row(rules, rules.blocks != nullptr, i, first, intersect(visible, tile.active), columns, s);
+    mask_row(mods, mods.blocks != nullptr, i, first, intersect(visible, tile.active), columns, s);
     if (!tree) return;
     mask_tree(block_.tree_row(i), tree_begin(block_.mask, len),
               keys_before_tree(block_.mask, i, len),

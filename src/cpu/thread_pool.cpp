@@ -130,7 +130,7 @@ class Pool {
     growing_.unlock();
   }
 
-  // What is done once a process, before the first thread starts.
+  // Once a process, before the first thread starts. Returns false if the system refuses.
   bool prepare() {
     if (prepared_) return true;
     max_spinning_ = os::usable_processors() - 1;
@@ -158,7 +158,7 @@ class Pool {
     return nullptr;
   }
 
-  // What a thread of the pool runs: joins calls, waits for more.
+  // Runs in a thread of the pool: joins calls, waits for more.
   [[noreturn]] void serve(int32_t own) {
     int32_t caller_processor = -1;  // of the last call that it joined
     for (bool slept = true; true; slept = wait_for_calls(caller_processor)) {

@@ -15,7 +15,7 @@ from .harness import Call, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ON_EMULATOR = "FLASHATTN_EMULATOR_DEVICE" in os.environ
-FAMILY = os.environ.get("FLASHATTN_BACKEND")
+BACKEND = os.environ.get("FLASHATTN_BACKEND")
 CASE = Case(seqlen_q=70, seqlen_kv=130, heads_q=2, dim_qk=64, dtype="bf16", backward=True)
 ERROR_DEVICE, REASON_ARCH, REASON_NO_BUILD, REASON_SIZE = 5, 4, 22, 27
 emulated = pytest.mark.skipif(not ON_EMULATOR, reason="only the emulator fails when it is asked to")
@@ -168,7 +168,7 @@ for fails in ("cudaFuncGetAttributes=%s", ""):  # the answer is kept
 def test_a_build_without_code_for_the_device_is_refused(device, error):
     del device
     said = in_a_process(PLAN_WITHOUT_CODE % error).split("\n")
-    reason = REASON_NO_BUILD if FAMILY == "sm90" else REASON_ARCH  # which needs the other one
+    reason = REASON_NO_BUILD if BACKEND == "sm90" else REASON_ARCH  # which needs the other one
     assert said[:2] == [f"{capi.UNSUPPORTED} {reason} 0"] * 2
 
 
@@ -201,7 +201,7 @@ def test_a_plan_of_no_shape_says_that_the_shape_decides(device):
     assert "the shape decides" in say(info, "why")
     assert info.splits == info.workspace == 0
     bounded = plan_of(CASE, device, max_seqlen_q=1).info(capi.FORWARD, None)
-    assert bounded.tile_q < info.tile_q or FAMILY == "sm90"
+    assert bounded.tile_q < info.tile_q or BACKEND == "sm90"
 
 
 def test_the_portable_backward_pass_says_why_it_serves(device):
@@ -209,7 +209,7 @@ def test_the_portable_backward_pass_says_why_it_serves(device):
     plan = plan_of(CASE, device)
     info = plan.info(capi.BACKWARD, empty)
     assert say(info, "kernel").startswith("sm80")
-    assert FAMILY == "sm80" or "no keys" in say(info, "why")
+    assert BACKEND == "sm80" or "no keys" in say(info, "why")
 
 
 BACKWARD_IN_FP32 = """
@@ -273,7 +273,7 @@ def test_strides_that_nobody_steps_by_need_not_fit(device, case, strides):
     assert result.bits() == plain.bits()
 
 
-@pytest.mark.skipif(FAMILY == "sm90", reason="the portable kernels have the largest heads")
+@pytest.mark.skipif(BACKEND == "sm90", reason="the portable kernels have the largest heads")
 @pytest.mark.parametrize("fields, says", [
     (dict(dim_qk=584), ["dim_qk = 584 is above 576", "at most 576 elements"]),
     (dict(dim_qk=576, dim_v=520), ["dim_v = 520 is above 512", "at most 512 elements"]),

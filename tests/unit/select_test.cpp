@@ -52,7 +52,7 @@ const Predicate kNeeding[] = {
     {[](const Problem& p, const Device& d) { return softcapped(p, d) || wide<256>(p, d); },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "the slow family refuses");
+       std::snprintf(text, capacity, "the slow backend refuses");
      },
      true},
 };
@@ -115,7 +115,7 @@ void test_select() {
   CHECK(refusal_of(problem_of(desc), {needy, 2}) == FLASHATTN_ERROR_UNSUPPORTED);
   CHECK(last_error().reason == FLASHATTN_REASON_SOFTCAP);
   CHECK(refusal_of(problem_of(desc), {needy, 1}) == FLASHATTN_ERROR_UNSUPPORTED);
-  CHECK(std::strstr(last_error().text, "the slow family refuses") != nullptr);
+  CHECK(std::strstr(last_error().text, "the slow backend refuses") != nullptr);
 
   CHECK(refusal_of(problem_of(desc), {kList, 1}) == FLASHATTN_ERROR_UNSUPPORTED);
   CHECK(last_error().reason == FLASHATTN_REASON_NOT_IN_THIS_BUILD);

@@ -57,6 +57,17 @@ struct Alibi {
   }
 };
 
+// ALiBi with the slope multiplied into the distance: elements of one diagonal share a bias.
+struct ScaledAlibi {
+  float slope, first;  // of Alibi, and its distance times the slope
+
+  // The distance of an element, times the slope.
+  template <class Layout>
+  __device__ __forceinline__ float away(Layout layout, int x) const {
+    return fabsf(fmaf(slope, static_cast<float>(layout.query(x) - layout.key(x)), first));
+  }
+};
+
 // ALiBi of S where all keys lie on one side of all queries: rise * key + first[row].
 struct LinearAlibi {
   float rise, first[2];

@@ -42,39 +42,39 @@ struct BlockMask {
     return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
   }
 
-  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
-  // from `first` on for one query, or the queries for one key; from `limit` on they count as
+  // Bit 2 n + e says whether the lane's column 8 n + 2 (lane % 4) + e is shown. Columns are the
+  // keys from `first` on for one query, or the queries for one key; from `limit` on they count as
   // hidden. All lanes of a warp call it, those of a quad with the same query or key.
-  template <int kGroups>
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t limit,
                                                 int32_t lane) const {
-    return {shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
+    return {shown<kMmaN>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
   }
-  template <int kGroups>
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_queries(int32_t key, int32_t first, int32_t limit,
                                                    int32_t lane) const {
-    return {shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane)};
+    return {shown<kMmaN>(on + key / block_kv, row, block_q, first, limit, lane)};
   }
 
  private:
-  template <int kGroups>
+  template <int kMmaN>
   static __device__ __forceinline__ uint32_t shown(const uint8_t* from, int64_t stride,
                                                    int32_t width, int32_t first, int32_t limit,
                                                    int32_t lane) {
-    static_assert(kGroups <= 16, "the bits of a word");
+    static_assert(kMmaN <= 16, "the bits of a word");
     uint32_t bits = 0;
     if (width % 8 == 0) {
       // No group of columns is torn apart: each lane looks at a quarter of them.
 #pragma unroll
-      for (int n = 0; n < kGroups; n += 4) {
+      for (int n = 0; n < kMmaN; n += 4) {
         const int32_t group = n + lane % 4, j = first + group * 8;
-        if (group < kGroups && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
+        if (group < kMmaN && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
       }
       bits |= __shfl_xor_sync(~0u, bits, 1);
       return bits | __shfl_xor_sync(~0u, bits, 2);
     }
 #pragma unroll 1
-    for (int x = 0; x < 2 * kGroups; ++x) {
+    for (int x = 0; x < 2 * kMmaN; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
       if (j < limit && from[j / width * stride]) bits |= 1u << x;
     }
@@ -110,9 +110,9 @@ struct KvTileWindow {
   uint32_t some[kParts], all[kParts];
 };
 
-// Those that a block mask leaves. Looks at 32 tiles at a time, one a lane: all lanes of a warp call
-// its functions. Warps each ask for themselves, and read the same. kParts: parts of the queries, of
-// equal size, whose keys are told apart.
+// The KV tiles that a block mask does not hide. A look reads the mask of 32 tiles, one a lane: all
+// lanes of a warp call these functions. Each warp looks for itself. kParts: the queries are in so
+// many equal parts, whose tiles are told apart.
 template <class Params, int kTileQ, int kTileKv, int kParts = 1>
 class BlockSparseTiles {
  public:
@@ -120,7 +120,7 @@ class BlockSparseTiles {
 
   __device__ __forceinline__ void reset() { window_.idx = -1; }
 
-  // What the last look saw, for another warp with the same item.
+  // The window of the last look, for another warp with the same item.
   __device__ __forceinline__ KvTileWindow<kParts> window() const { return window_; }
   __device__ __forceinline__ void restore(const volatile KvTileWindow<kParts>& window) {
     window_.idx = window.idx;
@@ -145,7 +145,7 @@ class BlockSparseTiles {
     return n;
   }
 
-  // The same from n up to end.
+  // The first tile from n up to end in which a query sees a key; end or more: there is none.
   template <class Item>
   __device__ __forceinline__ int32_t first_visible(const Item& item, int32_t n, int32_t end) {
     if (!masked()) return n;
@@ -165,8 +165,8 @@ class BlockSparseTiles {
   }
   __device__ __forceinline__ int32_t after(int32_t) const { return after_; }
 
-  // Of tile n, the last that was found, and the queries of part p: whether the block mask hides
-  // nothing, and whether it leaves a key.
+  // Whether the block mask hides nothing of a tile from the queries of part p, and whether it
+  // leaves them a key. n: the tile that was found last.
   __device__ __forceinline__ bool full(int32_t n, int p = 0) const {
     return !masked() || (window_.all[p] >> n % 32 & 1);
   }
@@ -174,7 +174,8 @@ class BlockSparseTiles {
     return !masked() || (window_.some[p] >> n % 32 & 1);
   }
 
-  // Whether a look has shown that it leaves at most `most` tiles below n, from begin on.
+  // Whether the last look has shown that the mask leaves at most `most` tiles below n, from begin
+  // on.
   __device__ __forceinline__ bool few_left(int32_t n, int32_t begin, int32_t most) const {
     if (!masked() || begin / 32 != window_.idx) return false;
     const uint32_t below = n / 32 == window_.idx ? (1u << n % 32) - 1 : ~0u;

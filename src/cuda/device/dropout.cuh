@@ -66,10 +66,10 @@ class DropoutSigns {
 // [m][n][2 half] and [m][n][2 half + 1], where m counts MMAs of 16 rows. i and j: the first row's
 // and column's index, multiples of 16. kTransposed: rows are keys and columns queries; otherwise
 // the other way round. kAtOnce: tiles.
-template <int kMmaM, int kGroups, bool kTransposed, int kAtOnce = 2, class Visit>
+template <int kMmaM, int kMmaN, bool kTransposed, int kAtOnce = 2, class Visit>
 __device__ __forceinline__ void visit_words(const DropoutStream& stream, int32_t i, int32_t j,
                                             int32_t lane, Visit visit) {
-  constexpr int kTiles = kMmaM * kGroups / 2;
+  constexpr int kTiles = kMmaM * kMmaN / 2;
 #pragma unroll
   for (int tile = 0; tile < kTiles; tile += kAtOnce) {
     PhiloxWords words[kAtOnce];
@@ -108,32 +108,32 @@ struct Dropout {
 
   // Scale of the elements that are kept.
   static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
-    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+    return dropout_keep_scale(threshold);
   }
 
   // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
-  template <int kGroups, bool kTransposed, int kPairs, bool kDense>
+  template <int kMmaN, bool kTransposed, int kPairs, bool kDense>
   __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
                                              uint32_t threshold, int32_t i, int32_t j,
                                              int32_t lane) const {
-    visit_words<1, kGroups, kTransposed, 4>(
-        stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
-          signs.set(2 * n + half, dropout_signs(word, threshold));
-        });
+    visit_words<1, kMmaN, kTransposed, 4>(stream, i, j, lane,
+                                          [&](int, int n, int half, uint32_t word) {
+                                            signs.set(2 * n + half, dropout_signs(word, threshold));
+                                          });
   }
 
   // As visit_words, visit(m, n, x) for each element [m][n][x] of P that is dropped.
-  template <int kMmaM, int kGroups, bool kTransposed, class Visit>
+  template <int kMmaM, int kMmaN, bool kTransposed, class Visit>
   __device__ __forceinline__ void visit_dropped(uint32_t threshold, int32_t i, int32_t j,
                                                 int32_t lane, Visit visit) const {
-    visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
-                                             [&](int m, int n, int half, uint32_t word) {
+    visit_words<kMmaM, kMmaN, kTransposed>(stream, i, j, lane,
+                                           [&](int m, int n, int half, uint32_t word) {
 #pragma unroll
-                                               for (int e = 0; e < 2; ++e) {
-                                                 if (!is_kept(word, e, threshold))
-                                                   visit(m, n, 2 * half + e);
-                                               }
-                                             });
+                                             for (int e = 0; e < 2; ++e) {
+                                               if (!is_kept(word, e, threshold))
+                                                 visit(m, n, 2 * half + e);
+                                             }
+                                           });
   }
 };
 

@@ -16,10 +16,10 @@ struct IntervalMask {
   int32_t begin, count;  // count may be negative: none
 
   // Calls visit(n, e) for the columns that are hidden.
-  template <int kGroups, class Visit>
+  template <int kMmaN, class Visit>
   __device__ __forceinline__ void visit_hidden(Visit visit) const {
 #pragma unroll
-    for (int x = 0; x < kGroups * 2; ++x) {
+    for (int x = 0; x < kMmaN * 2; ++x) {
       const uint32_t offset = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
       if (offset >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
     }

@@ -105,6 +105,17 @@ struct ExactSoftcap : Softcap {
   }
 };
 
+// A softcapped score in units of log2(e), by the host's polynomial of degree 3 in a product; plus
+// an addend.
+__device__ __forceinline__ float softcap_cubic(const SoftcapPolynomials& fit, float x,
+                                               float addend) {
+  return fmaf(x, fmaf(fit.poly3[1], x * x, fit.poly3[0]), addend);
+}
+// The factor from a product to that score, by the polynomial of degree 5. square: the product's.
+__device__ __forceinline__ float softcap_quintic_factor(const float (&poly5)[3], float square) {
+  return fmaf(fmaf(poly5[2], square, poly5[1]), square, poly5[0]);
+}
+
 // The softcap by polynomials that the host has fitted: both scales are part of them.
 struct FittedSoftcap {
   const SoftcapPolynomials& fit;
@@ -119,8 +130,7 @@ struct FittedSoftcap {
       const float factor[3] = {fit.poly5[0] / unit, fit.poly5[1] / unit, fit.poly5[2] / unit};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float square = s[i] * s[i];
-        s[i] *= fmaf(fmaf(factor[2], square, factor[1]), square, factor[0]);
+        s[i] *= softcap_quintic_factor(factor, s[i] * s[i]);
       }
     } else {
 #pragma unroll
@@ -136,7 +146,7 @@ struct FittedSoftcap {
   }
   // The polynomial of degree 3, plus an addend.
   __device__ __forceinline__ float cubic(float x, float addend) const {
-    return fmaf(x, fmaf(fit.poly3[1], x * x, fit.poly3[0]), addend);
+    return softcap_cubic(fit, x, addend);
   }
 };
 

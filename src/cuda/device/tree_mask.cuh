@@ -25,18 +25,18 @@ struct TreeMask {
             classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
   }
 
-  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
-  // from `first` on.
-  template <int kGroups>
+  // Bit 2 n + e says whether the lane's column 8 n + 2 (lane % 4) + e is shown. Columns are the
+  // keys from `first` on.
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t lane) const {
-    static_assert(kGroups <= 16, "the bits of a word");
+    static_assert(kMmaN <= 16, "the bits of a word");
     const Interval before = keys_before_tree(params.rule, query, len);
     const int32_t begin = tree_begin(params.rule, len);
     const TreeRow row{params.bits + b * params.stride_batch + query * params.stride_row,
                       len.kv - params.rule.tree};
     uint32_t bits = 0;
 #pragma unroll 1
-    for (int x = 0; x < 2 * kGroups; ++x) {
+    for (int x = 0; x < 2 * kMmaN; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
       const bool shown =
           j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
@@ -53,12 +53,12 @@ struct PageMask {
   int32_t b, keys;
 
   // As TreeMask::shown_keys().
-  template <int kGroups>
+  template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t first, int32_t lane) const {
     const int32_t* const pages = in.page_table + b * in.page_table_stride;
     uint32_t bits = ~0u;
 #pragma unroll 1
-    for (int x = 0; x < 2 * kGroups; ++x) {
+    for (int x = 0; x < 2 * kMmaN; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
       if (j < keys && pages[j / problem.page_size] < 0) bits &= ~(1u << x);
     }

@@ -1,4 +1,4 @@
-// The registry of GPU kernels: a row for each pass and family of kernels.
+// The registry of GPU kernels: a row for each pass and set of kernels that the host sets up alike.
 #pragma once
 
 #include <memory>

@@ -1,15 +1,15 @@
 // A row of the registry: kernels for one pass, set up for the problem of a plan.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <string>
 
 #include "core/call.h"
 
+struct CUstream_st;  // of CUDA, whose cudaStream_t points to it
+
 namespace flashattn::cuda {
 
-// What a row expects of a shape.
+// The time that a row expects a shape to take.
 struct RowCost {
   // Relative to the time of the portable kernels with their usual tiles. Rows are compared by it,
   // so that only the order matters; the borders where the order changes are measured.
@@ -35,7 +35,7 @@ class KernelRow {
   // the kernel of calls that it can.
   virtual bool accepts(const Args&) const { return true; }
 
-  // Of a shape that the row supports.
+  // The expected time of a shape that the row supports.
   virtual RowCost cost(const Shape& shape) const = 0;
 
   // Bytes; never decreases with the shape, whether or not the row runs it.
@@ -46,7 +46,7 @@ class KernelRow {
   virtual std::string describe(const Shape& shape, flashattn_plan_properties* properties) const = 0;
 
   // The device and the plan's context are current. Returns an enum flashattn_status.
-  virtual int32_t launch(const Args& args, void* workspace, cudaStream_t stream) const = 0;
+  virtual int32_t launch(const Args& args, void* workspace, CUstream_st* stream) const = 0;
 };
 
 using ForwardRow = KernelRow<ForwardArgs>;

@@ -5,32 +5,12 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "cuda/host/driver.h"
-#include "cuda/host/kernel_registry.h"
+#include "cuda/host/plan_rows.h"
 #include "cuda/kernels/common/quantize.h"
 
 namespace flashattn::cuda {
-
-// The rows that a plan has for one pass, in order of preference. The last takes every call.
-template <class Row>
-struct PlanRows {
-  std::vector<std::unique_ptr<const Row>> rows;
-  std::string passed_over;  // why a preferred backend or row does not serve; empty: none is
-  size_t own = 0;           // rows that are the backend's own; they come first
-  bool forced = false;      // FLASHATTN_BACKEND asks for the cheapest of those
-
-  void make(Registry<Row> registry, const char* backend, const std::string& backend_passed_over,
-            const Problem& problem, const Device& device);
-  // The cheapest row. args: of a call, NULL: of any. *why, unless NULL: why it is not the first,
-  // NULL if it is.
-  const Row& choose(const Shape& shape, const typename Row::Arguments* args,
-                    const char** why = nullptr) const;
-  int64_t workspace(const Shape& shape) const;
-  std::string why(const Shape& shape, flashattn_plan_properties* properties) const;
-  std::string why_of_unknown_shape() const;
-};
 
 class CudaLauncher final : public Launcher {
  public:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/score_mod.h"
 #include "cuda/kernels/common/bwd_postprocess.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 
@@ -16,7 +17,7 @@ const BackwardEntry* main_entry(const Problem& p, int32_t shared_memory) {
     return find(backward_table(), shared_memory,
                 [&](const BackwardEntry& e) { return takes(e, p, modified); });
   };
-  const BackwardEntry* plain = is_modified(p) ? nullptr : entry(false);
+  const BackwardEntry* plain = modifications(p) != 0 ? nullptr : entry(false);
   return plain && plain->shared_bytes <= shared_memory ? plain : entry(true);
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "core/score_mod.h"
 #include "cuda/host/sm80_bwd.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/schedule/split_kv.h"
@@ -27,7 +28,7 @@ constexpr int64_t kDecodeRowTiles = 2;  // the most row tiles of a KV head that 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
 // from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
 bool wants_modified(const Problem& p) {
-  return is_modified(p) || !has_plain_kernels(p) ||
+  return modifications(p) != 0 || !has_plain_kernels(p) ||
          (p.dtype == FLASHATTN_DTYPE_F32 &&
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
@@ -103,7 +104,7 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
   throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const bool is_tf32 = problem.dtype == FLASHATTN_DTYPE_F32 && wants_modified(problem);
-  const std::string common = is_tf32 && !is_modified(problem)
+  const std::string common = is_tf32 && modifications(problem) == 0
                                  ? "; fp32 as tf32, slower, which a sink, the backward pass "
                                    "and heads above 256 need"
                              : problem.has_f8_cache() ? "; E4M3 converted to fp16 as it is read"

@@ -19,15 +19,18 @@ namespace {
 
 // A negative scale is no special case: the backward pass looks for no maximum.
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool has_score_mod = p.softcap != 0 || p.bias != 0,
-             has_dropout = p.dropout_threshold() != 0;
   if (has_block_mask_alone(p)) return ScoreModKind::kBlockMask;
-  if (needs_runtime_kernel(p) || (has_score_mod && has_dropout)) return ScoreModKind::kRuntime;
-  if (p.softcap == 0 && p.bias != 0 && std::max(p.dim_qk, p.dim_v) <= kMaxAlibiDim)
-    return ScoreModKind::kAlibi;
-  return has_score_mod ? ScoreModKind::kSoftcapAlibi
-         : has_dropout ? ScoreModKind::kDropout
-                       : ScoreModKind::kPlain;
+  if (needs_runtime_kernel(p)) return ScoreModKind::kRuntime;
+  switch (modifications(p) & ~(kModNegativeScale | kModKeyBits)) {
+    case 0: return ScoreModKind::kPlain;
+    case kModDropout: return ScoreModKind::kDropout;
+    case kModAlibi:
+      if (std::max(p.dim_qk, p.dim_v) <= kMaxAlibiDim) return ScoreModKind::kAlibi;
+      return ScoreModKind::kSoftcapAlibi;
+    case kModSoftcap:
+    case kModSoftcap | kModAlibi: return ScoreModKind::kSoftcapAlibi;
+    default: return ScoreModKind::kRuntime;
+  }
 }
 
 // From this many queries per KV head the two-warpgroup kernel is faster without a mask: on an H200

@@ -46,7 +46,7 @@ class BackwardKernels final : public BackwardRow {
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
-  // Whether the kernel makes the gradient of the bias, not hopper_dbias_ or dbias_.
+  // Whether the backward kernel adds up dbias itself; else hopper_dbias_ or dbias_ does.
   bool adds_dbias(const BackwardArgs& args) const;
   // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,

@@ -23,10 +23,10 @@ class DbiasKernel {
   // Whether it is faster than a backward kernel that adds up dbias itself, in any order.
   bool beats_adding() const;
 
-  // The numbers in the workspace that it needs cleared.
+  // The int32 counters that must be 0 before the launch.
   int32_t counters() const;
 
-  // p: of the backward kernel; of the cleared numbers it has the last counters().
+  // p: parameters of the backward kernel. The last counters() of its arrived_count are this one's.
   int32_t launch(BackwardParams p, cudaStream_t stream) const;
 
  private:

@@ -4,13 +4,14 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/score_mod.h"
 #include "cuda/host/sm90_fwd.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
 
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool plain = !is_modified(p) && p.descale_block == 0;
+  const bool plain = modifications(p) == 0 && p.descale_block == 0;
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 

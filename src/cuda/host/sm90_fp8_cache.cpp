@@ -95,7 +95,7 @@ Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
   }
 }
 
-int32_t Fp8CacheRow::turn(const Shape& shape) const {
+int32_t Fp8CacheRow::sequences_at_once(const Shape& shape) const {
   if (copies(shape, nullptr).bytes <= most_bytes_) return shape.batch;
   // Packed keys of a sequence begin where the device knows; dropout counts the sequences.
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) || problem_.dropout_threshold() != 0)
@@ -122,7 +122,7 @@ bool Fp8CacheRow::supports(const Shape& shape, const char** why_not) const {
   const bool serves = forced_ || pays(shape.seqlen_q);
   *why_not = serves ? "copies of K and V in 16 bits would take more than 4 GiB or workspace_limit"
                     : "copies of K and V in 16 bits do not pay for few queries";
-  return serves && (turn(shape) > 0 || shape.batch == 0);
+  return serves && (sequences_at_once(shape) > 0 || shape.batch == 0);
 }
 
 RowCost Fp8CacheRow::cost(const Shape& shape) const {
@@ -155,7 +155,7 @@ int64_t Fp8CacheRow::workspace(const Shape& shape) const {
 
 std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties* properties) const {
   Shape part = shape;
-  part.batch = turn(shape);
+  part.batch = sequences_at_once(shape);
   const std::string turns =
       part.batch < shape.batch ? ", of " + std::to_string(part.batch) + " sequences at a time" : "";
   return " on copies of K and V in " + std::string(dtype_label(problem_.dtype)) +
@@ -163,18 +163,19 @@ std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties*
 }
 
 int32_t Fp8CacheRow::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {
-  const int32_t batch = args.shape.batch, step = turn(args.shape);
-  if (step == batch) return launch_turn(args, workspace, stream);
+  const int32_t batch = args.shape.batch, step = sequences_at_once(args.shape);
+  if (step == batch) return launch_sequences(args, workspace, stream);
   for (int64_t first = 0; first < batch; first += step) {
     const int32_t count = static_cast<int32_t>(std::min<int64_t>(step, batch - first));
-    const int32_t status = launch_turn(sequences(problem_, args, first, count), workspace, stream);
+    const int32_t status =
+        launch_sequences(sequences(problem_, args, first, count), workspace, stream);
     if (status != FLASHATTN_OK) return status;
   }
   return FLASHATTN_OK;
 }
 
-int32_t Fp8CacheRow::launch_turn(const ForwardArgs& args, void* workspace,
-                                 cudaStream_t stream) const {
+int32_t Fp8CacheRow::launch_sequences(const ForwardArgs& args, void* workspace,
+                                      cudaStream_t stream) const {
   const Copies made = copies(args.shape, workspace);
   const Inputs& in = args.inputs;
   ConvertParams p{};

@@ -31,9 +31,10 @@ class Fp8CacheRow final : public ForwardRow {
     int64_t bytes;
   };
   Copies copies(const Shape& shape, void* base) const;
-  // The sequences of a turn, all if they can take none. 0: the copies of one do not fit.
-  int32_t turn(const Shape& shape) const;
-  int32_t launch_turn(const ForwardArgs& args, void* workspace, cudaStream_t stream) const;
+  // How many sequences are converted and computed at a time: all, where they cannot be taken in
+  // turns. 0: the copies of one do not fit.
+  int32_t sequences_at_once(const Shape& shape) const;
+  int32_t launch_sequences(const ForwardArgs& args, void* workspace, cudaStream_t stream) const;
   // Whether the copies pay for sequences of so many queries.
   bool pays(int64_t queries) const;
 

@@ -21,17 +21,17 @@ constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack h
 }  // namespace
 
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
-  const bool has_dropout = p.dropout_threshold() != 0;
   // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
   if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
     return ScoreModKind::kBlockMask;
-  if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
-    return ScoreModKind::kRuntime;
-  return has_softcap   ? ScoreModKind::kSoftcap
-         : has_alibi   ? ScoreModKind::kAlibi
-         : has_dropout ? ScoreModKind::kDropout
-                       : ScoreModKind::kPlain;
+  if (needs_runtime_kernel(p)) return ScoreModKind::kRuntime;
+  switch (modifications(p) & ~kModKeyBits) {
+    case 0: return ScoreModKind::kPlain;
+    case kModSoftcap: return ScoreModKind::kSoftcap;
+    case kModAlibi: return ScoreModKind::kAlibi;
+    case kModDropout: return ScoreModKind::kDropout;
+    default: return ScoreModKind::kRuntime;
+  }
 }
 
 namespace {
@@ -139,20 +139,18 @@ const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      
                                       "_dropout", "_block_mask", "_dense_bias", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
-  constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;
-  return (p.bias & ~kHaveKernels) != 0 || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
-         p.dropout_threshold() > UINT16_MAX;
+  // Kernels for plain scores, with packed heads, take bits of keys.
+  constexpr uint32_t kHaveKernels =
+      kModSoftcap | kModAlibi | kModDropout | kModNegativeScale | kModKeyBits;
+  return (modifications(p) & ~kHaveKernels) != 0 || p.dropout_threshold() > UINT16_MAX;
 }
 
 bool has_block_mask_alone(const Problem& p) {
-  return p.has_mask(FLASHATTN_MASK_BLOCKS) && !p.has_mask(FLASHATTN_MASK_TREE) && p.bias == 0 &&
-         p.softcap == 0 && p.dropout_threshold() == 0;
+  return (modifications(p) & ~kModNegativeScale) == kModBlockMask;
 }
 
 bool has_dense_bias_alone(const Problem& p) {
-  return p.bias == FLASHATTN_BIAS_DENSE &&
-         !(p.mask & (FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE)) && p.softcap == 0 &&
-         p.dropout_threshold() == 0 &&
+  return (modifications(p) & ~kModNegativeScale) == kModDenseBias &&
          (p.dtype_bias == p.dtype || p.dtype_bias == FLASHATTN_DTYPE_F32 ||
           p.dtype_bias == FLASHATTN_DTYPE_U8);
 }

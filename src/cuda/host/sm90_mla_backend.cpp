@@ -2,6 +2,7 @@
 // takes the rest.
 #include <cstdio>
 
+#include "core/score_mod.h"
 #include "core/validate_desc.h"
 #include "cuda/host/backend.h"
 #include "cuda/host/kernel_setup.h"
@@ -14,10 +15,7 @@ namespace flashattn {
 namespace {
 
 // Trees and hidden pages only hide keys.
-bool has_modified_scores(Problem p) {
-  p.mask &= ~kKeyBitMasks;
-  return cuda::is_modified(p);
-}
+bool has_modified_scores(const Problem& p) { return (modifications(p) & ~kModKeyBits) != 0; }
 
 // Whether the portable kernels refuse what this backend leaves to them. They know no LATENT_KV, and
 // are asked as if the cache had the type of q.

@@ -18,7 +18,7 @@ class ForwardStreamK {
   StreamK work_items(const ForwardEntry& entry, const Shape& shape) const;
   // The most fp32 numbers of partial results that this shape or a smaller one needs.
   int64_t partial_floats(const ForwardEntry& entry, const Shape& shape) const;
-  // What plan_info says of a shape: nothing, or a clause that begins with a comma.
+  // The clause about stream-K in plan_info's `why`, which begins with a comma; empty without it.
   const char* describe(const ForwardEntry& entry, const Shape& shape) const;
 
   // Launches the kernel, and where it splits tiles the combine kernel. *params: of

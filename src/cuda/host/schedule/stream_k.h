@@ -10,7 +10,8 @@ namespace flashattn {
 
 // CTAs take work items in order. The first items are a whole tile each. The others are an equal
 // number of iterations each, of one tile or of the end of a tile and the beginning of the next: one
-// or two partials. The last CTA to finish a tile adds up its partials.
+// or two partials. Who adds up the partials of a tile is up to the kernel: forward the combine
+// kernel, backward the last CTA to finish the tile.
 struct StreamK {
   int32_t whole_tiles;         // tiles that are not split; they come first
   int32_t work_items;          // in all

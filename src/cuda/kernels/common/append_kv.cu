@@ -91,12 +91,12 @@ __device__ __forceinline__ void move_unit(const AppendParams& params, const Appe
       const CacheIndex index = cache_index(params, to.sequence, b, before + i);
       out.row = tensor_row(operand.to, size, index.entry, mover.h, index.row);
     }
-    if (!at.turns && !is_f8) {
+    if (!at.rotates && !is_f8) {
       raw.store(at, out.row);
     } else {
       Unit<kPairs> unit(raw);
-      if (at.turns) {
-        unit.turn(angles.interleaved, [&](int half) { return angles.of(i - begin, at.c, half); });
+      if (at.rotates) {
+        unit.rotate(angles.interleaved, [&](int half) { return angles.of(i - begin, at.c, half); });
       }
       if (is_f8) {
         unit.scale(is_scaled_by_block
@@ -211,9 +211,9 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
     RawUnit<T, kPairs> raw;
     raw.load(at, tensor_row(operand.from, sizeof(T), b, h, to.sequence.offset_q + i));
     Unit<kPairs> unit(raw);
-    if (at.turns) {
+    if (at.rotates) {
       const int64_t position = rotary_position(args, to.position, i);
-      unit.turn(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
+      unit.rotate(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
         return unit_angles<kPairs>(args, operand.pairs, position, at.c, half);
       });
     }

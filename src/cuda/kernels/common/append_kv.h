@@ -8,13 +8,14 @@
 namespace flashattn::cuda {
 
 // q, k or v: from the new tokens to q_out or the cache. A thread moves one unit at a time: some
-// elements x of a row and as many elements y, which turn together. Units before `split` begin with
-// elements c and split + c of the row, for c a multiple of their size; others are neighbours.
+// elements x of a row and as many elements y, which are rotated together. Units before `split`
+// begin with elements c and split + c of the row, for c a multiple of their size; others are
+// neighbours.
 struct AppendOperand {
   flashattn_tensor from, to, descale;  // data NULL: nothing is moved; the descale is 1
   FastDivmod by_units;                 // of a row
   int32_t first_unit;                  // of a token's units
-  int32_t dim, pairs, split;           // pairs: that turn
+  int32_t dim, pairs, split;           // pairs: to rotate
 };
 
 struct AppendParams {
@@ -24,7 +25,7 @@ struct AppendParams {
   int32_t units;              // of a token
   int32_t slots;              // tokens that a CTA moves at once
   int32_t tokens_per_cta;
-  int32_t pairs;     // of a token that turn; 0: none does
+  int32_t pairs;     // of a token, to rotate; 0: none
   bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
   FastDivmod by_units, by_pairs, by_page, by_block;
   FastDivmod by_heads;  // of k and of v

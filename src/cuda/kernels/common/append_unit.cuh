@@ -9,12 +9,12 @@
 
 namespace flashattn::cuda {
 
-// Where the elements of a unit lie in its row: c is the first of the unit's pairs that turn.
+// Where the elements of a unit lie in its row: c is the first of the unit's pairs that rotate.
 template <int kPairs>
 struct UnitPlace {
   UnitPlace() = default;
   __device__ __forceinline__ UnitPlace(const AppendOperand& operand, int32_t c)
-      : c(c), turns(c < operand.pairs) {
+      : c(c), rotates(c < operand.pairs) {
     const bool apart = c < operand.split;
     first = apart ? c : 2 * c;
     second = apart ? operand.split + c : 2 * c + kPairs;
@@ -22,7 +22,7 @@ struct UnitPlace {
   }
 
   int32_t c, first, second;
-  bool turns, has_second;
+  bool rotates, has_second;
 };
 
 // The elements of a unit as they lie in memory.
@@ -71,8 +71,8 @@ struct Unit {
 
   // angles_of(half): the UnitAngles.
   template <class Angles>
-  __device__ __forceinline__ void turn(bool interleaved, const Angles& angles_of) {
-    const auto turn = [](float& a, float& b, float cosine, float sine) {
+  __device__ __forceinline__ void rotate(bool interleaved, const Angles& angles_of) {
+    const auto rotate = [](float& a, float& b, float cosine, float sine) {
       const float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
       b = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
       a = first;
@@ -86,12 +86,12 @@ struct Unit {
       if (kPairs == 1 || !interleaved) {
 #pragma unroll
         for (int n = 0; n < kHalf; ++n) {
-          turn(x[half * kHalf + n], y[half * kHalf + n], cos[n], sin[n]);
+          rotate(x[half * kHalf + n], y[half * kHalf + n], cos[n], sin[n]);
         }
       } else {
         float (&z)[kPairs] = half ? y : x;
 #pragma unroll
-        for (int n = 0; n < kHalf; ++n) turn(z[2 * n], z[2 * n + 1], cos[n], sin[n]);
+        for (int n = 0; n < kHalf; ++n) rotate(z[2 * n], z[2 * n + 1], cos[n], sin[n]);
       }
     }
   }

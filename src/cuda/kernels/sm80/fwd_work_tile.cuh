@@ -116,9 +116,9 @@ struct FwdWorkTile {
 
   // Turns Q K^T into scores in units of kWideUnit log2(e), except for
   // WideMembers::remaining_factor(). first_key: the lane's. row_of(mma_m, half): rows of the lane.
-  template <class ScoreMod, bool kExact, int kMmaM, int kGroups, class RowOf>
+  template <class ScoreMod, bool kExact, int kMmaM, int kMmaN, class RowOf>
   __device__ __forceinline__ void modify_scores(const ForwardParams& params,
-                                                float (&s)[kMmaM][kGroups][4], int32_t first_key,
+                                                float (&s)[kMmaM][kMmaN][4], int32_t first_key,
                                                 RowOf row_of) const {
     if constexpr (ScoreMod::kModifiesScores) {
       using Members = WideMembers<kExact>;
@@ -135,8 +135,8 @@ struct FwdWorkTile {
       if (!ScoreMod::template stage_is_on<ScoreStage::kBias>(problem)) {
         if (!Members::needs_product(problem)) return;
 #pragma unroll
-        for (int x = 0; x < kMmaM * kGroups * 4; ++x) {
-          float& score = s[x / (kGroups * 4)][x / 4 % kGroups][x % 4];
+        for (int x = 0; x < kMmaM * kMmaN * 4; ++x) {
+          float& score = s[x / (kMmaN * 4)][x / 4 % kMmaN][x % 4];
           score = __fmul_rn(score, factor);
         }
         return;
@@ -154,14 +154,14 @@ struct FwdWorkTile {
 
   // Sets scores of keys to -inf that page numbers or the tree's bits hide, or the masks of the keys
   // before it. row_of(mma_m, half): rows of the lane.
-  template <int kMmaM, int kGroups, class RowOf>
+  template <int kMmaM, int kMmaN, class RowOf>
   __device__ __forceinline__ void hide_by_bits(const ForwardParams& params,
-                                               float (&s)[kMmaM][kGroups][4], Interval columns,
+                                               float (&s)[kMmaM][kMmaN][4], Interval columns,
                                                int lane, RowOf row_of) const {
     const Problem& problem = params.problem;
     if (problem.mask & FLASHATTN_MASK_PAGES) {
       const PageMask pages{problem, params.args.inputs, b_, seqlen_.len.kv};
-      const BitMask shown = pages.shown_keys<kGroups>(columns.begin, lane);
+      const BitMask shown = pages.shown_keys<kMmaN>(columns.begin, lane);
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) shown.forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
@@ -171,7 +171,7 @@ struct FwdWorkTile {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const int32_t i = query_of(min(row_of(x / 2, x % 2), rows_ - 1));
-      tree.shown_keys<kGroups>(i, columns.begin, lane).forward(SRowLayout{x % 2}, flat(s[x / 2]));
+      tree.shown_keys<kMmaN>(i, columns.begin, lane).forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 

@@ -7,8 +7,9 @@
 namespace flashattn::cuda::sm80 {
 
 // Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium; 32 of the largest heads, where
-// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny); of
-// the decode kernels 64, 32, or 16 with many or few stages of K and V.
+// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny). Of
+// decode kernels: 64, 32, or 16 with many or few stages of K and V. All kernels for a cache of E4M3
+// are decode kernels: there kSmall and kMedium stand for those of short calls with 16 and 64 rows.
 enum class Size {
   kDeepPipeline,
   kShallowPipeline,

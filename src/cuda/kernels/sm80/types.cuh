@@ -14,12 +14,12 @@ using f32 = float;
 using e4m3 = ptx::E4m3;  // K and V; Q and O have 16 bits
 constexpr Size deep = Size::kDeepPipeline, shallow = Size::kShallowPipeline;
 constexpr Size rows32 = Size::kDecode32, rows64 = Size::kDecode64;
-constexpr Size few = Size::kSmall, many = Size::kMedium;  // rows, of the only kernels of a type
+constexpr Size small = Size::kSmall, medium = Size::kMedium;  // of E4M3, which decodes alone
 
 using plain = ScoreModChain<>;
 using runtime = RuntimeScoreMod;
-// Without masks by blocks and dropout, which decode kernels have not.
-using served = RuntimeChain<Softcap, Alibi, DenseBias>;
+// At run time. Decode kernels have no block masks and no dropout.
+using softcap_biases = RuntimeChain<Softcap, Alibi, DenseBias>;
 
 template <class T>
 constexpr int32_t kDtype = FLASHATTN_DTYPE_F16;

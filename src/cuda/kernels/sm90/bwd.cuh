@@ -7,8 +7,8 @@
 // and dV and loop over the Q tiles of all heads of the GQA group: S^T = K Q^T and dP^T = V dO^T, so
 // that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q; at D = 128 they skip Q
 // tiles that see none of their keys. Only dS goes through shared memory, for dQ = dS K, which needs
-// all keys of the tile; its rows run along the keys, as the tensor cores like to read a left
-// operand.
+// all keys of the tile; it is stored K-major, a query's keys side by side, as WGMMA reads A
+// from shared memory.
 //
 // A third warpgroup computes dQ, so that the consumers never synchronise with each other, and the
 // exponentials of one overlap the WGMMAs of the other. Small heads, bwd_mainloop.cuh: 128 keys, 64

@@ -41,8 +41,9 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// Spans of keys that a block mask is looked up for: one per consumer or, where both consumers of a
-// CTA have all of its keys, one per CTA. Then the words that hold a bit of each Q tile.
+// Spans of keys, of each of which the work tile knows which Q tiles the block mask shows: one per
+// consumer or, where both consumers of a CTA have all of its keys, one per CTA. kBlockMaskWords:
+// words with a bit per Q tile.
 template <class Config>
 constexpr int kBlockMaskSpans = !Config::kSplitsBlockMask ? 1
                                 : Config::kSplitRoles     ? kClusterSize<Config>
@@ -137,7 +138,7 @@ struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasIn
   Pipeline<Config::kDoStages, 1, Config::kTwoCta> dout;
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
   Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
-  DqPipeline<Config::kDqStages, Config::kDqTurns> dq;
+  DqPipeline<Config::kDqStages, Config::kDqWriters> dq;
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
   BwdWorkTile<Config>

@@ -23,12 +23,9 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   // the result.
   template <class Work>
   __device__ __forceinline__ void for_each_work_tile(const QState& q_state, Work work) {
-    for (;;) {
-      this->next_work_tile();
-      if (work_tile().end) break;
+    Base::for_each_work_tile([&] {
       if (accumulate(work)) store(this->output_tile(), {q_state.count});
-      this->warpgroup_sync();  // no warp reads the work tile any more
-    }
+    });
   }
 
   // As above, with S prefetched: start_s() issues the first S of a work tile, and dK and dV of the

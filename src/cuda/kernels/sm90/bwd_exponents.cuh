@@ -66,11 +66,10 @@ class BwdExponents : BwdWarpgroupBase<Config> {
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
         const float square = x[i] * x[i];
         if constexpr (kDegree == 3) {
-          x[i] = fmaf(x[i], fmaf(fit.poly3[1], square, fit.poly3[0]), -own.of(i));
+          x[i] = softcap_cubic(fit, x[i], -own.of(i));
           derivative[i] = fmaf(fit.derivative3[1], square, fit.derivative3[0]);
         } else {
-          const float factor = fmaf(fmaf(fit.poly5[2], square, fit.poly5[1]), square, fit.poly5[0]);
-          x[i] = fmaf(x[i], factor, -own.of(i));
+          x[i] = fmaf(x[i], softcap_quintic_factor(fit.poly5, square), -own.of(i));
           derivative[i] = fmaf(fmaf(fit.derivative5[2], square, fit.derivative5[1]), square,
                                fit.derivative5[0]);
         }
@@ -81,14 +80,13 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   // ALiBi alone. Elements of one diagonal share a bias.
   __device__ __forceinline__ auto alibi(int32_t q_coord, uint32_t slot, int mma_n) const {
     const float slope = alibi_slope(slot);
-    return [lse = lse_address(slot, mma_n), slope, first = slope * distance(q_coord, mma_n),
+    return [lse = lse_address(slot, mma_n),
+            scaled = ScaledAlibi{slope, slope * distance(q_coord, mma_n)},
             factor = params_.score_scale](int n, Columns& x, Columns&) {
       const ColumnsLse own(lse, n);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
-        const StLayout<> at{8 * n};
-        const float bias = fmaf(slope, static_cast<float>(at.query(i) - at.key(i)), first);
-        x[i] = fmaf(x[i], factor, -fabsf(bias) - own.of(i));
+        x[i] = fmaf(x[i], factor, -scaled.away(StLayout<>{8 * n}, i) - own.of(i));
       }
     };
   }

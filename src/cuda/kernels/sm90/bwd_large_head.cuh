@@ -27,24 +27,20 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
       : Base(params, shared, storage, kDsRole), score_mod_(params, shared, storage, kDsRole) {}
 
   __device__ __forceinline__ void run() {
-    for (;;) {
-      this->next_work_tile();
-      if (work_tile().end) break;
+    this->for_each_work_tile([&] {
       if (!kDsRole) this->find_visible_queries();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) acc_[i / kAccPart][i % kAccPart] = 0.0f;
       mainloop();
       this->release_kv();
       const auto acc = [&](int i) -> float& { return acc_[i / kAccPart][i % kAccPart]; };
-      if (!this->template reduce_partials<kDim / 2>(acc)) {
-        // Another CTA stores them.
-      } else if (kDsRole) {
+      if (!this->template reduce_partials<kDim / 2>(acc)) return;  // another CTA stores them
+      if (kDsRole) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
         store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
       }
-      this->warpgroup_sync();  // no warp reads the work tile any more
-    }
+    });
   }
 
  private:
@@ -141,7 +137,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
   }
 
   // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
-  // this CTA's own was: ds_empty completes when both CTAs have computed dQ.
+  // this CTA's own was: the empty barriers of `ds` complete when both CTAs have computed dQ.
   __device__ __forceinline__ void send_ds() const {
     this->warpgroup_sync();  // all of it has been stored
     if (!leader()) return;

@@ -129,7 +129,7 @@ class BwdProducer {
   // ALiBi.
   __device__ __forceinline__ float slope_of(const volatile BwdWorkTile<Config>& work_tile,
                                             int32_t heads) const {
-    if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
+    if (!Alibi::is_on(params_.common.problem)) return 0.0f;
     const Inputs& in = params_.common.args.inputs;
     const int32_t head = (work_tile.kv_head + 1) * params_.common.q_heads_per_kv_head - heads;
     return in.alibi_slopes[work_tile.b * in.alibi_stride_batch + head * in.alibi_stride_head] *

@@ -191,7 +191,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ bool stages_p() const {
     if constexpr (!Config::kStagePInDs || Config::kSplitRoles || !Config::kIsRuntime)
       return Config::kStagePInDs;
-    return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
+    return ScoreMod::template stage_is_on<ScoreStage::kProduct>(params_.common.problem) ||
+           params_.common.dropout_threshold != 0;
   }
 
  private:

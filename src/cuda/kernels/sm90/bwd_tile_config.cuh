@@ -59,7 +59,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr int kPeerKPanels = 0;
   static constexpr int kDsBytes = kTileQ * kTileKv * 2;
   static constexpr int kDqTileBytes = kTileQ * kDimQk * 4;
-  static constexpr int kDqSubtiles = kDqSubtiles_, kCtaDqSubtiles = kDqSubtiles, kDqTurns = 1;
+  static constexpr int kDqSubtiles = kDqSubtiles_, kCtaDqSubtiles = kDqSubtiles, kDqWriters = 1;
   static constexpr int kDqStages = kDqStages_, kDqFills = kDqFills_;
   static constexpr int kDqStageBytes = kDqTileBytes / kDqFills;
   static constexpr bool kSplitsKPanel = false;  // see k_slot()
@@ -168,7 +168,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kDsBytes = kTileQ * kClusterTileKv * 2;  // this CTA's, then the peer's
   static constexpr int kDqSubtiles = kPanelsQk,
                        kCtaDqSubtiles = kDqSubtiles * kTileKv / kClusterTileKv;  // by this CTA
-  static constexpr int kDqStages = kDqSubtiles == 4 ? 2 : kDqSubtiles, kDqTurns = 1;
+  static constexpr int kDqStages = kDqSubtiles == 4 ? 2 : kDqSubtiles, kDqWriters = 1;
   static constexpr int kDqStageBytes = 64 * 64 * (kTwoCta ? 2 : 4);  // a subtile, or half of one
   static constexpr int kDqFills = kCtaDqSubtiles * (64 * 64 * 4) / kDqStageBytes;
 
@@ -212,7 +212,7 @@ struct BwdLatentHeadConfig : BwdLatentHeadTiles<T, ScoreMod> {
   static constexpr bool kOverlapPreprocess = true, kStagePInDs = false, kSkipMaskedTiles = true;
   static constexpr bool kSplitsKPanel = true;
   static constexpr int kThreads = 128 * 3;
-  static constexpr int kDqTurns = 2;
+  static constexpr int kDqWriters = 2;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   // Shared memory, before BwdSharedStorage: a block of dQ that is converted.
   using Tiles = BwdLatentHeadTiles<T, ScoreMod>;

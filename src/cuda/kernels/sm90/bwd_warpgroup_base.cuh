@@ -67,7 +67,7 @@ class BwdWarpgroupBase {
   // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+    return Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
@@ -87,6 +87,17 @@ class BwdWarpgroupBase {
     if (leader()) {
       taken = at.count + 1;
       storage_.work.consumer_release(at);
+    }
+  }
+
+  // Calls work() for each work tile.
+  template <class Work>
+  __device__ __forceinline__ void for_each_work_tile(Work work) const {
+    for (;;) {
+      next_work_tile();
+      if (work_tile().end) break;
+      work();
+      warpgroup_sync();  // no warp reads the work tile any more
     }
   }
 

@@ -7,22 +7,23 @@ namespace flashattn::cuda::sm90 {
 
 // dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
 // has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
-// stage for this reducer for consumers. kTurns: warpgroups that fill each stage in turn; a stage
+// stage for this reducer for consumers. kWriters: warpgroups that fill each stage in turn; a stage
 // has an `empty` barrier for each, which says that its fill has been read.
-template <int kStages, int kTurns = 1>
+template <int kStages, int kWriters = 1>
 class DqPipeline {
  public:
   __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
     for (int stage = 0; stage < kStages; ++stage) {
       full_[0][stage].init(producers);
       full_[1][stage].init(producers);
-      for (int turn = 0; turn < kTurns; ++turn) empty_[turn][stage].init(consumers);
+      for (int writer = 0; writer < kWriters; ++writer) empty_[writer][stage].init(consumers);
     }
   }
 
-  // Waits until the fill `uses - 1` of this turn has been read.
-  __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses, int32_t turn = 0) {
-    empty_[turn][stage].wait((uses & 1) ^ 1);
+  // Waits until the fill `uses - 1` of this writer has been read.
+  __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses,
+                                                   int32_t writer = 0) {
+    empty_[writer][stage].wait((uses & 1) ^ 1);
   }
   __device__ __forceinline__ void producer_commit(uint32_t reducer, int32_t stage) {
     full_[reducer][stage].arrive();
@@ -30,12 +31,12 @@ class DqPipeline {
   __device__ __forceinline__ void consumer_wait(uint32_t reducer, int32_t stage, uint32_t uses) {
     full_[reducer][stage].wait(uses & 1);
   }
-  __device__ __forceinline__ void consumer_release(int32_t stage, int32_t turn = 0) {
-    empty_[turn][stage].arrive();
+  __device__ __forceinline__ void consumer_release(int32_t stage, int32_t writer = 0) {
+    empty_[writer][stage].arrive();
   }
 
  private:
-  Barrier full_[2][kStages], empty_[kTurns][kStages];
+  Barrier full_[2][kStages], empty_[kWriters][kStages];
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -125,7 +125,7 @@ class DqReducer {
         }
         ptx::bulk_commit();
       }
-      release_stages(Config::kDqTurns > 1 ? n / kStages : 0);
+      release_stages(Config::kDqWriters > 1 ? n / kStages : 0);
     }
     return first;
   }
@@ -170,11 +170,11 @@ class DqReducer {
 
   // Releases the dQ stages one by one, as the bulk copies have read them.
   template <int kStage = 0>
-  __device__ __forceinline__ void release_stages(int32_t turn) const {
+  __device__ __forceinline__ void release_stages(int32_t writer) const {
     if constexpr (kStage < kStages) {
       ptx::bulk_wait_read<kStages - 1 - kStage>();
-      storage_.dq.consumer_release(kStage, turn);
-      release_stages<kStage + 1>(turn);
+      storage_.dq.consumer_release(kStage, writer);
+      release_stages<kStage + 1>(writer);
     }
   }
 

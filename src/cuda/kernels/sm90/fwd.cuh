@@ -32,6 +32,7 @@
 
 #include "cuda/kernels/sm90/fwd_mainloop.cuh"
 #include "cuda/kernels/sm90/fwd_producer.cuh"
+#include "cuda/kernels/sm90/fwd_scheduler.cuh"
 
 namespace flashattn::cuda::sm90 {
 

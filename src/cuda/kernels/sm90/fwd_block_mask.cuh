@@ -26,7 +26,7 @@ template <bool kMayHideTiles, int kStages, int kWorkStages, int kConsumers>
 struct VisibleTiles {};
 template <int kStages, int kWorkStages, int kConsumers>
 struct VisibleTiles<true, kStages, kWorkStages, kConsumers> {
-  // Of each planned work tile: around its last KV tile.
+  // The window around the last KV tile of each planned work tile.
   KvTileWindow<kConsumers> last_windows[kWorkStages];
   uint32_t stage_tiles[kStages];  // the StageTile of each stage of K
 };

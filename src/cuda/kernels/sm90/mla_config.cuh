@@ -50,7 +50,7 @@ struct MlaConfig {
   static constexpr int kTensorBytes = kQBytes + kStages * kStageBytes;
 
   struct SharedStorage {
-    Barrier full[kStages][2], empty[kStages][2];  // of each part of a stage
+    Barrier full[kStages][2], empty[kStages][2];  // [stage][part]
     MlaWorkTile work_tile;
     int32_t has_work;
     // PAGES: a bit for each key whose page is not hidden. Each word has those of one producer warp.

@@ -20,7 +20,7 @@ enum class ScoreModKind : int32_t {
   kSoftcapAlibi,  // backward only: softcap with or without ALiBi; larger heads: ALiBi alone, too
   kDropout,
   kBlockMask,
-  kDenseBias,  // a bias that TMA loads, see takes_bias()
+  kDenseBias,  // a bias that TMA loads, see accepts_bias()
   kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 

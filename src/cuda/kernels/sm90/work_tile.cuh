@@ -47,8 +47,9 @@ struct WorkTile {
   WarpgroupTile warpgroups[kConsumers];
 };
 
-// The sequence, and the query head, of a head of the L2 swizzle. A dense bias that all sequences
-// share may exceed L2: they read a head's at about the same time.
+// The sequence, and the query head, of a head_idx of the L2 swizzle. A dense bias that all
+// sequences share may exceed L2: then consecutive head_idx are sequences, which read the bias of
+// one head at about the same time.
 template <class ScoreMod>
 __device__ __forceinline__ bool sequences_come_first(const ForwardParams& params) {
   return !ScoreMod::kIsRuntime && ScoreMod::template kHas<DenseBias> &&

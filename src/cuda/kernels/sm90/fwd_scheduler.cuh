@@ -1,0 +1,164 @@
+// Tile scheduler of the Hopper forward pass: a warp that plans work tiles, and again those whose
+// base overflowed.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd_block_mask.cuh"
+#include "cuda/kernels/sm90/fwd_config.cuh"
+#include "cuda/kernels/sm90/fwd_packed.cuh"
+#include "cuda/kernels/sm90/fwd_stream_k.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. Their
+// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K see is_split().
+template <class Config>
+class SchedulerWarp {
+ public:
+  __device__ __forceinline__ SchedulerWarp(const ForwardParams& params,
+                                           SharedStorage<Config>& storage)
+      : params_(params), storage_(storage), leader_(threadIdx.x % 32 == 0) {}
+
+  __device__ __forceinline__ void run() {
+    const int32_t end = first_of(work_items());
+    int32_t next = first_of(blockIdx.x);
+    if (next == 0) clear_counter();
+    int32_t redo_slot = 0;  // tiles since the last drain
+    bool redo = false;
+    for (;;) {
+      int32_t work_idx = -1;
+      bool taken = false;
+      if (redo && redo_slot < kRedoCapacity) {
+        work_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
+        __syncwarp();
+        if (leader_) storage_.redo_queue[redo_slot] = 0;
+      } else if (!redo && redo_slot < kRedoCapacity && next < end) {
+        work_idx = next;
+        taken = true;
+      } else {
+        redo = !redo && drain();
+        if (!redo && next >= end) break;
+        redo_slot = 0;
+        continue;
+      }
+      if (work_idx >= 0) {
+        storage_.work.producer_acquire(work_state_);
+        WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
+        if (leader_) work_tile.redo_slot = redo_slot;
+        if (plan(work_idx, redo, work_tile)) {
+          if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
+          producer_commit();
+          // The next tile is taken as late as possible, which balances the load of CTAs.
+          storage_.prefetch_next.wait(phases_ >> 1);
+          phases_ ^= 2;
+        }
+      }
+      if (taken) next = has_second(work_idx) ? work_idx + 1 : next_tile();
+      if (work_idx >= 0 || redo) ++redo_slot;
+    }
+    send(WorkKind::kEnd);
+  }
+
+ private:
+  __device__ __forceinline__ int32_t work_items() const {
+    if constexpr (Config::kUseStreamK) return params_.stream_k.work_items;
+    return params_.swizzle.count();
+  }
+  // The first work tile of a work item; whether the item has another after this.
+  static __device__ __forceinline__ int32_t first_of(int32_t work_item) {
+    return Config::kUseStreamK ? 2 * work_item : work_item;
+  }
+  __device__ __forceinline__ bool has_second(int32_t work_idx) const {
+    if constexpr (!Config::kUseStreamK) return false;
+    return is_split(params_, work_idx) && partial_of(params_, work_idx).more;
+  }
+
+  __device__ __forceinline__ bool plan(int32_t work_idx, bool redo,
+                                       WorkTile<Config::kConsumers>& work_tile) {
+    if constexpr (Config::kPacksHeads) {
+      return plan_packed_tile<Config>(params_, work_idx, redo, work_tile,
+                                      storage_.packed_tiles[work_state_.stage()]);
+    } else if constexpr (Config::kUseStreamK) {
+      return plan_stream_k_tile<Config>(params_, work_idx, redo, work_tile);
+    } else {
+      return plan_work_tile<Config>(params_, work_idx, work_idx, {}, redo, work_tile);
+    }
+  }
+
+  __device__ __forceinline__ int32_t next_tile() {
+    if (params_.tile_counter == nullptr) return kNoWork;
+    int32_t taken = 0;
+    if (leader_) {
+      TileCounter& counter = *params_.tile_counter;
+      while (!counter_cleared_) {
+        counter_cleared_ = ptx::load_acquire(&counter.stamp) == params_.stamp;
+        if (!counter_cleared_) __nanosleep(100);
+      }
+      taken = atomicAdd(&counter.taken, 1);
+      if (taken == work_items() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
+    }
+    return first_of(static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0));
+  }
+
+  __device__ __forceinline__ void clear_counter() const {
+    if (params_.tile_counter == nullptr || !leader_) return;
+    params_.tile_counter->taken = 0;
+    ptx::store_release(&params_.tile_counter->stamp, params_.stamp);
+  }
+
+  // Lanes that have written a WarpgroupTile arrive.
+  __device__ __forceinline__ void producer_commit() {
+    __syncwarp();
+    if (threadIdx.x % 32 < Config::kConsumers) storage_.work.producer_commit(work_state_);
+    work_state_.advance();
+  }
+
+  // Limits all warpgroups to the KV tiles from the first to the last that the block mask does not
+  // hide.
+  __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
+    __syncwarp();
+    // From shared memory at each use: registers are scarce.
+    const volatile WorkTile<Config::kConsumers>& at = work_tile;
+    int32_t end = at.kv_end, begin = end;
+    if (at.kv_begin < end) {
+      KvTiles<Config> kv_tiles(params_);
+      end = kv_tiles.last_visible(at, end - 1, at.kv_begin) + 1;
+      if (leader_) storage_.last_windows[work_state_.stage()] = kv_tiles.window();
+      begin = end <= at.kv_begin ? end : kv_tiles.first_visible(at, at.kv_begin, end);
+    }
+    __syncwarp();
+    if (!leader_) return;
+    work_tile.kv_begin = begin;
+    work_tile.kv_end = end;
+#pragma unroll
+    for (int n = 0; n < Config::kConsumers; ++n) {
+      work_tile.warpgroups[n].kv_begin = begin;
+      work_tile.warpgroups[n].kv_end = end;
+    }
+  }
+
+  __device__ __forceinline__ void send(WorkKind kind) {
+    storage_.work.producer_acquire(work_state_);
+    if (leader_) storage_.work_tiles[work_state_.stage()].kind = kind;
+    producer_commit();
+  }
+
+  // Waits until all work tiles so far are done. Returns whether some must be recomputed.
+  __device__ __forceinline__ bool drain() {
+    send(WorkKind::kDrain);
+    storage_.all_done.wait(phases_ & 1);
+    phases_ ^= 1;
+    const bool base_overflowed = *static_cast<volatile int32_t*>(&storage_.base_overflowed) != 0;
+    __syncwarp();
+    if (leader_) storage_.base_overflowed = 0;
+    return base_overflowed;
+  }
+
+  const ForwardParams& params_;
+  SharedStorage<Config>& storage_;
+  const bool leader_;
+  PipelineState<kWorkStages> work_state_;
+  uint32_t phases_ = 0;  // parities: bit 0 of all_done, bit 1 of prefetch_next
+  bool counter_cleared_ = false;
+};
+
+}  // namespace flashattn::cuda::sm90
