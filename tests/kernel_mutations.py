@@ -148,7 +148,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "common/combine_rows.cuh", r"return x\.sum \* ptx::exp2", "return ptx::exp2",
         ["sm80 splits"]),
     "portable: dP is not less D": Mutation(
-        "sm80/bwd.cuh", r"\n *x -= row\.x;", "", ["sm80 backward"]),
+        "sm80/bwd.cuh", r"\n *x = subtract_delta<T>\(x, row\.x\);", "", ["sm80 backward"]),
     "portable: dK lacks the scale": Mutation(
         "sm80/bwd.cuh", r"(const float factor = .* \? \w+ : )params_\.problem\.scale;",
         r"\g<1>1.0f;", ["sm80 backward"]),

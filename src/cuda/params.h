@@ -79,7 +79,8 @@ struct BackwardParams {
   flashattn_tensor dout;  // in the problem's dtype: args.dout, or a rounded copy
   int32_t kv_tiles;
   uint32_t dropout_threshold;
-  float* lse2;  // lse in log2 units; +inf for rows that see no key: 2^(-inf - inf) = 0
+  // lse in log2 units, less kPExponent; +inf for rows that see no key: 2^(-inf - inf) = 0
+  float* lse2;
   // For rows with |lse| above kLargeLse the largest score, to which lse2 is then relative; NaN for
   // other rows. Unit: products of q and k, or with wide_scores kWideUnit log2(e). If there are such
   // rows, *large_lse is large_lse_stamp, which no other launch has; the kernel that converts dQ
@@ -88,7 +89,7 @@ struct BackwardParams {
   uint64_t* large_lse;
   uint64_t large_lse_stamp;
   int32_t wide_scores;
-  float* delta;  // D = sum(dO * O) - dlse
+  float* delta;  // D = sum(dO * O) - dlse, times kPUnit
   float* dq;     // fp32 accumulator, dim_qk wide, before scaling
   // Portable: the number of KV tiles added to dQ, for each Q tile of dq_order_tile_q queries of
   // each head; fixes the order of additions. NULL: any order.

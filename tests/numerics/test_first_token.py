@@ -86,3 +86,23 @@ def test_the_other_keys_keep_their_part(device, dtype, dim, nats):
     assert np.abs(result.lse[0] - want.lse).max() <= 1e-5 * (1 + nats)
     if nats <= 12:  # far more than what fp16 holds below 1
         assert np.abs(result.o[0] / others - 1).max() <= 2 * EPSILON[dtype]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("features", [dict(), dict(seqlen_q=150, window=(-1, 10)), dict(dim_qk=256),
+                                      dict(softcap=60.0), dict(dropout=0.2), dict(bias="f32")])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_weights_below_the_range_of_fp16_count_in_dv(device, dtype, features):
+    """Of keys 14 nats below the first: some 2^-20, where fp16 has steps of 2^-24. dout is so large
+    that dv has its digits, and constant, so that no error cancels."""
+    fields = dict(causal=False, seqlen_q=3, seqlen_kv=200, backward=True)
+    case = BASE.replace(dtype=dtype, **{**fields, **features})
+    data = with_first_token(case, 14)
+    data.dout = [np.full_like(dout, 128) for dout in data.dout]
+    result = run(case, device, data)
+    exact = reference.Arithmetic(None, engine_for(case))
+    forward = reference.forward(case, data, 0, exact)
+    want = np.asarray(reference.backward(case, data, 0, forward, exact).dv)
+    got = result.dv[0].swapaxes(0, 1) if result.dv[0].shape != want.shape else result.dv[0]
+    error = np.abs(got / want - 1)[want > 2.0 ** -13]
+    assert error.max() <= max(EPSILON[dtype], 2.0 ** -15)

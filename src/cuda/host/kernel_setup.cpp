@@ -79,11 +79,6 @@ uint64_t new_stamp() {
   return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
 }
 
-bool is_modified(const Problem& p) {
-  return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
-         p.has_mask(FLASHATTN_MASK_BLOCKS | kKeyBitMasks);
-}
-
 int32_t make_current(int32_t device, const PlanContext& context) {
   int current = -1;
   const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");

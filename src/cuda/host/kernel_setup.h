@@ -71,8 +71,6 @@ class CodeCheck {
 // partitions, and at most 25 MB, measured to be best on an H200 (which reports 60 MB).
 int64_t usable_l2_bytes(int32_t device);
 
-// Whether scores need more than a factor: softcap, ALiBi, bias, block mask or scale < 0.
-bool is_modified(const Problem& p);
 
 // The name of a forward kernel in plan_info, without its score modification.
 template <class Entry>

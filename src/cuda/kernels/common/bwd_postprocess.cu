@@ -53,9 +53,9 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // The softmax weight of the sink in a row; index: of the row in lse2 and base.
 __device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
-                                                  int64_t index, float lse) {
+                                                  int64_t index, float lse, int32_t p_exponent) {
   if (lse == -INFINITY) return 0.0f;  // then the sink is -inf, too
-  const float base = params.softmax_base[index], lse2 = params.lse2[index];
+  const float base = params.softmax_base[index], lse2 = params.lse2[index] + p_exponent;
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
   // lse2 is infinite if keys add nothing to the sink, see LseRecompute.
   if (lse2 == INFINITY) return 1.0f;
@@ -70,6 +70,8 @@ __global__ void __launch_bounds__(kRowThreads)
   const int32_t h = blockIdx.x;
   const float* const sinks = params.args.inputs.sink;  // an empty call's may be NULL
   const float sink = sinks ? sinks[h] : 0.0f;
+  const int32_t p_exponent =
+      params.problem.dtype == FLASHATTN_DTYPE_F16 ? kPExponent<__half> : 0;  // in lse2 and delta
   double total = 0;
   for (int32_t b = 0; b < params.args.shape.batch; ++b) {
     const SeqlenInfo sequence =
@@ -77,7 +79,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t first = params.lse_delta_offset(sequence, b, h);
     const int64_t row = params.row(b, h, sequence.offset_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kRowThreads) {
-      const float share = sink_probability(params, sink, first + i, params.args.lse[row + i]);
+      const float share =
+          sink_probability(params, sink, first + i, params.args.lse[row + i], p_exponent);
       total -= static_cast<double>(share * params.delta[first + i]);
     }
   }
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kRowThreads)
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0]);
+  if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0] * (1 << p_exponent));
 }
 
 // Rows of the gradient of the bias, over (sequence, head, query).

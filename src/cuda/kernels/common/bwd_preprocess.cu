@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
     // Recomputed, as registers are scarce.
     const int64_t first_tile =
         params.tile_q ? params.query_tile(sequence, b, no_hoist(h), 0, params.tile_q) : 0;
-    store_lse_delta(params, sequence, lse_delta_offset, first_tile, lane_row, lse, dlse, delta);
+    store_lse_delta<T>(params, sequence, lse_delta_offset, first_tile, lane_row, lse, dlse, delta);
   }
   if (__any_sync(~0u, any_large_lse)) recompute_large_lse<T, kRows>(params);
 }

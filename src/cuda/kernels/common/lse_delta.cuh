@@ -1,10 +1,25 @@
 // Row statistics of the backward pass, stored by the preprocess kernels of both backends.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/params.h"
 #include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda {
+
+// Backward kernels hold P times 2^kPExponent: a weight of a long sequence may be below 2^-14, the
+// least normal number of fp16. lse2 and delta are stored for that: P = 2^(s - lse2), dS =
+// P (dP kPUnit - delta), and dV is P^T dO kPUnit.
+template <class T>
+constexpr int kPExponent = std::is_same<T, __half>::value ? 10 : 0;
+template <class T>
+constexpr float kPUnit = 1.0f / (1 << kPExponent<T>);
+
+template <class T>
+__device__ __forceinline__ float subtract_delta(float dp, float delta) {
+  return kPExponent<T> == 0 ? dp - delta : fmaf(dp, kPUnit<T>, -delta);
+}
 
 // Whether an lse is so large that fp32 has no digits left for the sum of the row's weights.
 __device__ __forceinline__ bool is_large_lse(float lse) {
@@ -31,13 +46,15 @@ class RowBase {
 // number of KV tiles still to be added. Rows past the last, up to the end of the tile, are stored,
 // too. sum: sum of o dout over the row. lse_delta_offset: index of the sequence's first query,
 // whose tile is first_tile.
+template <class T>
 __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
                                                 const SeqlenInfo& sequence,
                                                 int64_t lse_delta_offset, int64_t first_tile,
                                                 int32_t row, float lse, float dlse, float sum) {
-  params.lse2[lse_delta_offset + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+  params.lse2[lse_delta_offset + row] =
+      lse == -INFINITY ? INFINITY : fmaf(lse, kLog2E, -kPExponent<T>);
   params.softmax_base[lse_delta_offset + row] = NAN;
-  params.delta[lse_delta_offset + row] = row < sequence.len.q ? sum - dlse : 0.0f;
+  params.delta[lse_delta_offset + row] = row < sequence.len.q ? (sum - dlse) * kPUnit<T> : 0.0f;
   if (params.tile_q == 0 || row % params.tile_q != 0) return;
   const Interval rows{row, min(row + params.tile_q, sequence.len.q)};
   const Interval tiles = key_tiles(params.problem.mask_rule(), rows, sequence.len, params.tile_kv);

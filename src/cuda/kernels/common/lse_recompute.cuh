@@ -123,7 +123,7 @@ class LseRecompute {
     const float exponent = log2f(sum), excess = own - (base + exponent / kWideUnit);
     const bool all_keys = fabsf(excess) <= fabsf(own) * kLseParts;
     params_.softmax_base[index] = row_max;
-    params_.lse2[index] = all_keys ? exponent : (own - base) * kWideUnit;
+    params_.lse2[index] = (all_keys ? exponent : (own - base) * kWideUnit) - kPExponent<T>;
   }
 
   // Turns a product of q and k into a score.

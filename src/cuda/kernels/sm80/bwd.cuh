@@ -255,7 +255,7 @@ class BwdKernel : BwdScoreMod<Config> {
         kDimSplit == 2 ? fragment_address(tile, slice) : pairs_address(tile, slice);
     const uint32_t to = pairs_address(stage, slice);
     const uint32_t delta = row_stats(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
-    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
+    const float p_scale = Dropout::keep_scale(params_.dropout_threshold) * kPUnit<T>;
     // P and delta of the next columns are loaded while these are computed.
     PackedFragment p_fragment;
     float2 rows[2];
@@ -284,12 +284,12 @@ class BwdKernel : BwdScoreMod<Config> {
           float2 p = weight.to_float2();
           float x = dp[mma_m][n][half * 2], y = dp[mma_m][n][half * 2 + 1];
           if constexpr (kHasDropout) {
-            x = fmaf(__float_as_uint(p.x) >> 31 ? 0.0f : x, keep_scale, -row.x);
-            y = fmaf(__float_as_uint(p.y) >> 31 ? 0.0f : y, keep_scale, -row.y);
+            x = fmaf(__float_as_uint(p.x) >> 31 ? 0.0f : x, p_scale, -row.x);
+            y = fmaf(__float_as_uint(p.y) >> 31 ? 0.0f : y, p_scale, -row.y);
             p = make_float2(fabsf(p.x), fabsf(p.y));
           } else {
-            x -= row.x;
-            y -= row.y;
+            x = subtract_delta<T>(x, row.x);
+            y = subtract_delta<T>(y, row.y);
           }
           PackedPair<T>& ds = packed[mma_m][n][half];
           ds = PackedPair<T>::of(p.x * x, p.y * y);
@@ -362,8 +362,8 @@ class BwdKernel : BwdScoreMod<Config> {
   __device__ __forceinline__ void epilogue() const {
     const flashattn_tensor& tensor = role_ == kPWarp ? params_.args.dv : params_.args.dk;
     const int32_t dim = role_ == kPWarp ? params_.problem.dim_v : params_.problem.dim_qk;
-    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
-    const float factor = role_ == kPWarp ? keep_scale : params_.problem.scale;
+    const float p_scale = Dropout::keep_scale(params_.dropout_threshold) * kPUnit<T>;
+    const float factor = role_ == kPWarp ? p_scale : params_.problem.scale;
     const int32_t j = key_of(0, 0), rows = work_tile_.keys.end - j;
     const int32_t first = dim_split_idx() * 32;
     char* to = tensor_row(tensor, sizeof(T), work_tile_.b, work_tile_.kv_head,

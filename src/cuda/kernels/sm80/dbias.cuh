@@ -128,7 +128,7 @@ class DbiasKernel {
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
-      const float lse2 = params_.lse2[row], delta = params_.delta[row];
+      const float lse2 = params_.lse2[row] + kPExponent<T>, delta = params_.delta[row] / kPUnit<T>;
       const RowBase base(params_.softmax_base[row]);
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {

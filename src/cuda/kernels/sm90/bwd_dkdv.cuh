@@ -73,7 +73,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
     // store_via_smem() costs the kernel for long Q 0.7 %.
     if constexpr (Config::kConsumersComputeDq && !Config::kSplitsKPanel) {
       this->template store_rows<kDimV>(to_dv, output_tile, problem.dim_v, this->row(),
-                                       this->dropout_scale(), [&](int i) { return dv[i]; });
+                                       this->p_scale(), [&](int i) { return dv[i]; });
       this->template store_rows<kDimQk>(to_dk, output_tile, problem.dim_qk, this->row(),
                                         problem.scale, [&](int i) { return dk[i]; });
     } else {
@@ -87,7 +87,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
       char *const dv_row = row(to_dv), *const dk_row = row(to_dk);
       const int32_t keys = output_tile.keys - first;
       storage_.ds.producer_acquire(at);
-      store_via_smem(dv, this->dropout_scale(), at, dv_row, to_dv.stride_seq * 2, keys,
+      store_via_smem(dv, this->p_scale(), at, dv_row, to_dv.stride_seq * 2, keys,
                      problem.dim_v);
       store_via_smem(dk, problem.scale, at, dk_row, to_dk.stride_seq * 2, keys, problem.dim_qk);
     }

@@ -38,7 +38,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
       if (kDsRole) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
-        store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
+        store(params_.common.args.dv, params_.common.problem.dim_v, this->p_scale());
       }
     });
   }

@@ -230,8 +230,8 @@ class BwdPreprocess {
     if (row < (sequence.len.q + tile_q - 1) / tile_q * tile_q) {
       const int64_t workspace_tile =
           (int64_t{h} * common_.args.shape.batch + b) * params_.max_q_tiles;
-      store_lse_delta(common_, sequence, workspace_tile * tile_q, workspace_tile, row, lse, dlse,
-                      dot);
+      store_lse_delta<T>(common_, sequence, workspace_tile * tile_q, workspace_tile, row, lse, dlse,
+                         dot);
     }
     const uint32_t large_lse = __ballot_sync(~0u, is_large_lse(lse));
     if (large_lse == 0) return;

@@ -16,7 +16,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
-  using Base::storage_, Base::params_, Base::dropout_scale;
+  using Base::storage_, Base::params_;
   using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
   using Operand = typename Base::PFragment;
   using Tile = typename Base::SAccum;
@@ -148,7 +148,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored them
-    const float keep_scale = dropout_scale();
+    const float p_scale = this->p_scale();
     typename BwdDenseBias<Config>::DbiasColumns dbias;
     if constexpr (kAddsDbias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
@@ -166,8 +166,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         const float2 d = ptx::load_shared_pair(delta + n * 32);
         const float* y = &dp[4 * n + 2 * (i % 2)];
         const float2 p = ptx::unpack<T>(quad[i]);
-        const float first = ds_of<kMasked>(p.x, y[0], d.x, keep_scale),
-                    second = ds_of<kMasked>(p.y, y[1], d.y, keep_scale);
+        const float first = ds_of<kMasked>(p.x, y[0], d.x, p_scale),
+                    second = ds_of<kMasked>(p.y, y[1], d.y, p_scale);
         ds[4 * m + i] = ptx::pack<T>(first, second);
         if constexpr (kAddsDbias) {
           if (params_.adds_dbias) dbias.add(n, i % 2, first, second);
@@ -197,12 +197,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 
  private:
   template <bool kMasked>
-  static __device__ __forceinline__ float ds_of(float p, float dp, float delta, float keep_scale) {
+  static __device__ __forceinline__ float ds_of(float p, float dp, float delta, float p_scale) {
     float x;
     if constexpr (Config::kIsRuntime || Config::kIsDropout) {
-      x = fabsf(p) * (p > 0.0f ? fmaf(dp, keep_scale, -delta) : -delta);
+      x = fabsf(p) * (p > 0.0f ? fmaf(dp, p_scale, -delta) : -delta);
     } else {
-      x = p * (dp - delta);
+      x = p * subtract_delta<T>(dp, delta);
     }
     if (kAddsDbias && kMayBeNan<kMasked> && p == 0.0f) x = 0.0f;  // dbias adds it up
     return x;

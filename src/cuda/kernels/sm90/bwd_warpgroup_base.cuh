@@ -3,6 +3,7 @@
 // state: what a mainloop and its parts copy of it costs no register.
 #pragma once
 
+#include "cuda/kernels/common/lse_delta.cuh"
 #include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/packed_pair.cuh"
 #include "cuda/device/smem_tile.cuh"
@@ -64,10 +65,11 @@ class BwdWarpgroupBase {
     ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
   }
 
-  // Scale of the elements of P that dropout keeps.
-  __device__ __forceinline__ float dropout_scale() const {
-    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return Dropout::keep_scale(params_.common.dropout_threshold);
+  // The factor of the elements of P that dropout keeps, in products with dO and V.
+  __device__ __forceinline__ float p_scale() const {
+    constexpr float kUnit = kPUnit<typename Config::T>;
+    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return kUnit;
+    return kUnit * Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which

@@ -245,7 +245,7 @@ class DbiasMainloop {
     float lse2[2], base[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      lse2[half] = load_stat(Config::kLse, state_, half);
+      lse2[half] = load_stat(Config::kLse, state_, half) + kPExponent<T>;
       base[half] = load_stat(Config::kBase, state_, half);
       // Rows past the last have no lse and base; their scores are -inf.
       if (query() + half * 8 >= len.q) {
@@ -307,8 +307,8 @@ class DbiasMainloop {
     ptx::reg_fence(p);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dp);
-    const float delta[2] = {load_stat(Config::kDelta, dov_state_, 0),
-                            load_stat(Config::kDelta, dov_state_, 1)};
+    const float delta[2] = {load_stat(Config::kDelta, dov_state_, 0) / kPUnit<T>,
+                            load_stat(Config::kDelta, dov_state_, 1) / kPUnit<T>};
     release(storage_.dov, dov_state_);
     dov_state_.advance();
 #pragma unroll
