@@ -9,7 +9,7 @@ from . import _arrays, _gpu, _parallel
 from ._arrays import CACHE_8BIT, F8, F32, FLOAT32, NAMES, View, beside, check_writable, view
 from ._constants import Reason, Rotary
 from ._errors import fail, invalid, wrong_type
-from ._inputs import Tensor, first_given, longest, sequences, set_sizes
+from ._inputs import Tensor, check_pages, first_given, longest, sequences, set_sizes
 from ._library import ffi, lib
 from ._options import flag, integer, real, uniform
 from ._plan import cached_plan
@@ -122,6 +122,9 @@ class _Call:
         order = cache_layout or ("pshd" if paged else "bshd")
         self.caches = {name: Tensor(view(array, name + "_cache", place), order, 4, name + "_cache")
                        for name, array in caches.items() if array is not None}
+        if paged:
+            for name, pages in self.caches.items():
+                check_pages(pages, order, name + "_cache")
         self._check_types()
         self.args = args = ffi.new("flashattn_append_kv_args *")
         args.struct_size, args.dtype = ffi.sizeof("flashattn_append_kv_args"), self.dtype

@@ -76,6 +76,13 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
+        # To the library 0 is a default, which would be read and written past the array.
+        if not self.heads:
+            raise invalid(f"{name} has shape {shape}, 0 heads in the order \"{layout}\"; give at "
+                          "least 1", Reason.SIZE, name)
+        if not self.dim:
+            raise invalid(f"{name} has shape {shape}, heads of 0 elements; give at least 1",
+                          Reason.SIZE, name)
         self.strides: Tuple[int, ...] = (steps[b] // size if b >= 0 else 0, steps[h] // size,
                                          steps[s] // size)
         if min(self.strides) < 0:
@@ -126,6 +133,8 @@ class Inputs:
         self.numbers = _NO_NUMBERS
         if given:
             self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
+        if "page_table" in given:
+            check_pages(self.k, kv_layout, "k")
         self._check_heads("page_table" in given, "descale_latent" in given)
         # Members of flashattn_args by name, and the views that own their memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
@@ -165,7 +174,7 @@ class Inputs:
         if (k.batch, k.heads, k.rows) != (v.batch, v.heads, v.rows):
             raise invalid(f"k has shape {k.view.shape}, v has {v.view.shape}; only their last "
                           "dimension may differ", Reason.SIZE, "v")
-        if k.heads and q.heads % k.heads:
+        if q.heads % k.heads:
             raise invalid(f"q has {q.heads} heads by layout=\"{self.layout}\", no multiple of the "
                           f"{k.heads} of k and v; each KV head serves as many query heads: give "
                           f"other heads or repeat them{self._other_order(q.rows, k.rows, paged)}",
@@ -349,6 +358,12 @@ def set_sizes(args: Any, sizes: Dict[str, int]) -> None:
                 setattr(args, name, value)
     except (OverflowError, TypeError):
         raise misfit([(name, _MEMBERS[name].type, value)]) from None
+
+
+def check_pages(pages: Tensor, layout: str, name: str) -> None:
+    if not pages.rows:  # to the library: no pages
+        raise invalid(f"{name} has shape {pages.view.shape}, pages of 0 tokens in the order "
+                      f"\"{layout}\"; give at least 1", Reason.PAGE_SIZE, name)
 
 
 def _extent(dim: Dim, sizes: Dict[str, int]) -> int:

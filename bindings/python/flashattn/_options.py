@@ -137,8 +137,9 @@ OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_o", "dtype_bias
 OPTIONS.update({name: (flag, False) for name in (
     "causal", "top_left", "alibi", "sink", "return_lse", "backward", "dlse", "return_dbias",
     "return_dsink", "varlen_q", "varlen_kv", "hidden_pages", "latent_kv")})
+OPTIONS.update({name: (integer, None) for name in ("heads_q", "dim_qk")})  # without a default
 OPTIONS.update({name: (integer, 0) for name in (
-    "heads_q", "heads_kv", "dim_qk", "dim_v", "block_q", "block_kv", "tree", "page_size",
+    "heads_kv", "dim_v", "block_q", "block_kv", "tree", "page_size",
     "descale_block", "descale_dim", "splits", "threads", "max_batch", "max_seqlen_q",
     "max_seqlen_kv", "max_total_q", "max_total_kv", "multiprocessors", "workspace_limit")})
 
