@@ -28,9 +28,6 @@ OTHER_LANGUAGES = ("test_julia", "test_rust", "test_rust_gpu")
 ARM_NUMERICS = ("listed", "golden", "special", "eightbit", "quantize", "append")
 # An emulated processor for each instruction set, on which the library takes it by itself.
 ARM_PROCESSORS = {"neon": "cortex-a72", "sve": "a64fx,sve512=off", "neon_bf16": "max"}
-# The seed of the randomised configurations is the same in every run, so that a change is judged by
-# what it did.
-SEED = 234182091
 # Suites that --cuda runs, or their names: they install or build much before they test.
 LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "first-results", "mutations",
         "arm", "asan", "tsan", "fuzz")
@@ -183,16 +180,18 @@ def arm(run: Run) -> Count:
 
 
 def fuzz(run: Run) -> Count:
-    """The seed corpus, and a minute of random inputs: the same in every run, so that a change is
-    judged by what it did. ./run fuzz draws others."""
+    """The seed corpus, and a minute of random inputs. Half of them begin with a constant seed, so
+    that a change is judged by what it did, half with that of the run."""
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
     corpus = sorted(fuzzer.corpus.iterdir())
     passed = sum(run.call(fuzzer.command(str(path)), fuzzer.env, check=False) == 0
                  for path in corpus)
-    passed += run.call(fuzzer.command("--seconds", "60", "--seed", "42"), fuzzer.env,
-                       check=False) == 0
-    return Count(passed, len(corpus) + 1 - passed)
+    seeds = ["42", str(run.seed)]
+    passed += sum(run.call(fuzzer.command("--seconds", "30", "--seed", seed), fuzzer.env,
+                           check=False) == 0 for seed in seeds)
+    count = len(corpus) + len(seeds)
+    return Count(passed, count - passed)
 
 
 def tsan(run: Run) -> Count:
@@ -369,13 +368,14 @@ def main() -> int:
                         "compiled and run on an emulator")
     parser.add_argument("--list", action="store_true", help="names the suites")
     parser.add_argument("--random-seed", type=int, metavar="SEED",
-                        help="draws other randomised configurations, or those of an earlier run, "
-                             "which printed it; faults that earlier runs found lie in "
-                             "build/hypothesis and are tried first")
+                        help="draws what an earlier run drew, which printed it; without it the "
+                             "half of the randomised configurations, and of the fuzzer's inputs, "
+                             "that is not the same in every run is new. Faults that earlier runs "
+                             "found lie in build/hypothesis and are tried first")
     arguments = parser.parse_args()
 
     seed = arguments.random_seed
-    run = Run(arguments.device, SEED if seed is None else seed)
+    run = Run(arguments.device, secrets.randbelow(1 << 32) if seed is None else seed)
     table = suites(run, arguments.cuda)
     if arguments.suite == ["quick"] and arguments.device == "cpu":
         table = {"style": table["style"], "quick": lambda: quick(run)}
@@ -411,7 +411,7 @@ def main() -> int:
 
 def run_suites(run: Run, table: Dict[str, Callable[[], Count]]) -> int:
     total = Count()
-    print(f"the randomised configurations: --random-seed={run.seed}", flush=True)
+    print(f"what is drawn at random: --random-seed={run.seed}", flush=True)
     if run.device == "cpu" and "cuda" in table:
         build_ahead(run)
     for name, suite in table.items():
