@@ -11,15 +11,16 @@
 // races.h; to global memory, see global.h, where releases, acquires and fences of the device, the
 // fence of the global proxy, and what kernels know of each other do.
 //
-// It does not model these. A cluster's blocks are one thread of the machine and always find room.
-// Kernels do not overlap: one that starts early finds what the one before
-// has stored, and races say that it might not; without them only a kernel that never waits fails,
-// and griddepcontrol.launch_dependents has no effect. Nor do streams, or copies by the host. Flags
-// have their last value at once. Lanes of a warp are one actor: races among them are not found; nor
-// are those through a pointer into shared memory, all of those of more copies at once than there
-// are actors, and all where many touch a word. There are no caches: that what ld.global.nc loads is
-// not written meanwhile, only a race tells. Fences and flags of a block or of the system do not
-// occur. Where everybody asks for a flag that nobody will store, it asks for ever.
+// It does not model these. A cluster's blocks are one thread of the machine and always find room;
+// every wait at an mbarrier acquires for the cluster. Kernels do not overlap: one that starts early
+// finds what the one before has stored, and races say that it might not; without them only a kernel
+// that never waits fails, and griddepcontrol.launch_dependents has no effect. Nor do streams, or
+// copies by the host. Flags have their last value at once. Lanes of a warp are one actor: races
+// among them are not found; nor are those through a pointer into shared memory, all of those of
+// more copies at once than there are actors, and all where many touch a word. There are no caches:
+// that what ld.global.nc loads is not written meanwhile, only a race tells. Fences and flags of a
+// block or of the system do not occur. Where everybody asks for a flag that nobody will store, it
+// asks for ever.
 //
 // FLASHATTN_EMULATOR_SEED: another order, the same for the same seed and, under pytest, test. A
 // failure names it.
