@@ -129,7 +129,8 @@ def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], l
         "numerics": lambda: tests(numerics, device, f"--deselect={WAITS}"),
         "waits": lambda: tests(WAITS, device, jobs=1),
         "hopper": lambda: tests(numerics, device, "-m", "smoke", FLASHATTN_BACKEND="sm90"),
-        "memcheck": lambda: tests(f"{numerics}/test_hostile.py", device, jobs=1,
+        "memcheck": lambda: tests(*(f"{numerics}/test_{name}.py" for name in (
+            "hostile", "append", "quantize", "gpu_cache")), device, "-k", "hostile", jobs=1,
                                   under="compute-sanitizer --error-exitcode 9"),
         "torch": lambda: tests(
             "/".join(["tests/pytorch", *(f"test_torch_{word}.py" for word in words)]), device,

@@ -1,11 +1,13 @@
 """The randomised configurations: every feature is drawn, a run is repeatable by its number, and a
 fault is found and made small."""
 import re
+import sys
 
 import pytest
 from hypothesis import settings
 from hypothesis.database import InMemoryExampleDatabase
 
+import run_all
 from numerics import randomcases
 from numerics.case import Case
 from numerics.randomcases import SHARES, cases, try_share
@@ -27,8 +29,8 @@ def seen(monkeypatch):
     return drawn
 
 
-def draw(number, count):
-    for share in range(SHARES):
+def draw(number, count, shares=range(SHARES)):
+    for share in shares:
         try_share(share, cases(), count, number, None)
 
 
@@ -50,6 +52,29 @@ def test_a_run_is_repeated_by_its_number(seen):
     assert runs[0] == runs[1] != runs[2]
 
 
+def test_half_of_a_run_is_that_of_every_run(seen):
+    halves = []
+    for number in (5, 6):
+        for shares in (range(SHARES // 2), range(SHARES // 2, SHARES)):
+            draw(number, 40, shares)
+            halves.append({case.to_json() for case in seen})
+            seen.clear()
+    assert halves[0] == halves[2]
+    both = halves[1] & halves[3]  # what Hypothesis always begins with
+    assert len(both) < len(halves[1]) / 4
+
+
+def test_every_run_of_the_suites_has_a_number_of_its_own(monkeypatch, tmp_path):
+    numbers = []
+    monkeypatch.setattr(run_all, "LOGS", tmp_path)
+    monkeypatch.setenv("FLASHATTN_TEST_TRUTHS", "")
+    monkeypatch.setattr(run_all, "run_suites", lambda run, table: numbers.append(run.seed))
+    for arguments in ([], [], ["--random-seed=5"]):
+        monkeypatch.setattr(sys, "argv", ["./run test", *arguments])
+        run_all.main()
+    assert numbers[0] != numbers[1] and numbers[2] == 5
+
+
 def test_a_fault_is_found_made_small_and_kept(seen, monkeypatch):
     def wrong(case, device):
         seen.append(case)
@@ -61,7 +86,7 @@ def test_a_fault_is_found_made_small_and_kept(seen, monkeypatch):
     for number in (7, 8):
         seen.clear()
         with pytest.raises(AssertionError) as caught:
-            try_share(0, cases(), 240, number, None)
+            try_share(SHARES - 1, cases(), 240, number, None)
         found = re.search(r"repeat: (.*)", str(caught.value)).group(1)
         assert Case.from_json(found) == smallest
     assert seen[0] == smallest  # what the run before has found

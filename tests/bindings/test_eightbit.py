@@ -53,7 +53,7 @@ def test_a_cache_of_integers(block):
     meant = [wide(x) * np.repeat(d, block or 70, 2)[:, :, :70].swapaxes(1, 2)[..., None]
              for x, d in ((made.k, made.descale_k), (made.v, made.descale_v))]
     np.testing.assert_allclose(o, flashattn.attention(Q, *meant), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="FLASHATTN_DTYPE_I8. is not a type of q, k and v"):
+    with pytest.raises(ValueError, match="dtype = 'int8' is for k and v alone, dtype_kv"):
         flashattn.check(dtype="int8", heads_q=1, dim_qk=8)
     with pytest.raises(TypeError, match="dtype_kv = 'float16' has more than 8 bits"):
         flashattn.quantize(k=K, dtype_kv="float16")

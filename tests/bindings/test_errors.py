@@ -83,7 +83,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(determinism="yes"), ValueError, "determinism = 'yes' is none of"),
     (dict(rng_seed=-1, dropout=0.1), ValueError, "rng_seed"),
     (dict(dtype_o="int16"), TypeError, "dtype_o"),
-    (dict(dtype_o="int8"), ValueError, "FLASHATTN_DTYPE_I8. is not a type of o"),
+    (dict(dtype_o="int8"), ValueError, "dtype_o = 'int8' is for k and v alone.* give float32, "),
     (dict(bias=np.zeros((3, 9, 9), np.float32)), ValueError, "does not broadcast"),
     (dict(bias=np.zeros((9, 1), np.float32)), ValueError,
      "last dimension, the keys, must be there, all 9"),
@@ -125,6 +125,10 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(softmax_scale=1.0), TypeError, "unexpected option 'softmax_scale'; here it is scale; "),
     (dict(kv_lens=np.array([9])), TypeError, "unexpected option 'kv_lens'; here it is lens_kv; "),
     (dict(no_option=1), TypeError, "unexpected option 'no_option'; the options are "),
+    (dict(causl=True), TypeError, "unexpected option 'causl', perhaps causal; the options are "),
+    (dict(out=X), TypeError, "unexpected option 'out'; here it is o; "),
+    (dict(enable_gqa=True), TypeError, "here it is not needed: k and v may have fewer heads; "),
+    (dict(dropout=0.1), ValueError, "dropout = 0.1 is given without a seed"),
     (dict(o=np.zeros((2, 9, 4, 8), np.float32)), ValueError, "o has shape"),
     (dict(o=X), ValueError, "overlap"),
 ])
@@ -143,6 +147,75 @@ def test_bad_arguments(options, error, words):
 def test_arrays_that_do_not_go_together(k, v, words):
     with pytest.raises(ValueError, match=words):
         flashattn.attention(X, k, v)
+
+
+NO_ELEMENTS, NO_HEADS = X[..., :0], X[:, :, :0]
+ELEMENTS, HEADS = "heads of 0 elements; give at least 1", "0 heads in the order .* at least 1"
+
+
+@pytest.mark.parametrize("name, array, words", [
+    ("q", NO_ELEMENTS, ELEMENTS), ("k", NO_ELEMENTS, ELEMENTS), ("v", NO_ELEMENTS, ELEMENTS),
+    ("q", NO_HEADS, HEADS), ("k", NO_HEADS, HEADS), ("v", NO_HEADS, HEADS)])
+def test_arrays_without_heads_or_elements(name, array, words):
+    """0 is a default of the descriptor's numbers: they were read and written past their end. None
+    gets as far as to o, which lies between words that must stay."""
+    guarded = np.full(X.size + 2 * 64, 7, np.float32)
+    o = guarded[64:-64].reshape(X.shape)[..., :array.shape[-1]]
+    q, k, v = (array if name == each else X for each in "qkv")
+    cu = [0, 4, 9]
+    calls = [
+        lambda: flashattn.attention(q, k, v, o=o),
+        lambda: flashattn.attention(q, k, v),
+        lambda: flashattn.attention_varlen(q[0], k[0], v[0], cu, cu),
+        lambda: flashattn.attention_varlen(q, k[0], v[0], None, cu, o=o),
+        lambda: flashattn.attention_paged(q, k[:, :8], v[:, :8], [[0], [1]], [8, 8], o=o),
+        lambda: flashattn.attention_backward(o, q, k, v, o, np.zeros((2, 4, 9), np.float32)),
+        lambda: flashattn.Plan(dtype="float32", heads_q=4, dim_qk=16).forward(q, k, v),
+        lambda: flashattn.quantize(**{name: array})]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"^{name} has shape \(.*\), {words}") as caught:
+            call()
+        assert caught.value.field == name and caught.value.reason is Reason.SIZE
+    assert (guarded == 7).all()
+
+
+def test_results_and_parts_without_heads_or_elements():
+    lse, keep = np.zeros((2, 4, 9), np.float32), np.ones((1, 0, 2, 2), bool)
+    for name, words, call in [
+            ("part_o", ELEMENTS, lambda: flashattn.merge([NO_ELEMENTS], [lse])),
+            ("part_o", HEADS, lambda: flashattn.merge([NO_HEADS], [lse[:, :0]])),
+            ("o", "expected", lambda: flashattn.attention(X, X, X, o=NO_ELEMENTS)),
+            ("k_cache", ELEMENTS, lambda: flashattn.append_kv(
+                NO_ELEMENTS.copy(), None, [0, 0], X)),
+            ("v_cache", HEADS, lambda: flashattn.append_kv(
+                X.copy(), NO_HEADS.copy(), [0, 0], X, X)),
+            ("q", HEADS, lambda: flashattn.append_kv(X.copy(), None, [0, 0], None, None, NO_HEADS)),
+            ("heads_q", "= 0", lambda: flashattn.dropout_mask(1, 0, 2, 2, dropout=0.5, rng_seed=1)),
+            ("heads_q", "= 0", lambda: flashattn.dropout_mask(1, 0, 2, 2, dropout=0.5, rng_seed=1,
+                                                              keep=keep)),
+            ("heads_q", "= 0", lambda: flashattn.check(dtype="float32", heads_q=0, dim_qk=8)),
+            ("dim_qk", "= 0", lambda: flashattn.check(dtype="float32", heads_q=1, dim_qk=0))]:
+        with pytest.raises(ValueError, match=f"^{name} .*{words}") as caught:
+            call()
+        assert caught.value.field.partition(".")[0] == name, name
+
+
+def test_pages_without_tokens():
+    pages = X[:, :0]
+    table, lengths = np.zeros((2, 1), np.int32), np.zeros(2, np.int32)
+    for name, call in (("k", lambda: flashattn.attention_paged(X, pages, pages, table, lengths)),
+                       ("k_cache", lambda: flashattn.append_kv(
+                           pages.copy(), pages.copy(), lengths, X, X, page_table=table))):
+        with pytest.raises(ValueError, match=f"^{name} has shape .*, pages of 0 tokens in the "
+                                             "order \"pshd\"; give at least 1") as caught:
+            call()
+        assert caught.value.field == name and caught.value.reason is Reason.PAGE_SIZE
+
+
+def test_no_sequences_and_no_tokens_are_fine():
+    assert flashattn.attention(X[:0], X[:0], X[:0]).shape == (0, 9, 4, 16)
+    assert flashattn.attention(X[:, :0], X, X).shape == (2, 0, 4, 16)
+    assert not flashattn.attention(X, X[:, :0], X[:, :0]).any()
 
 
 def test_mixed_dtypes():
@@ -221,11 +294,15 @@ def test_the_field_that_is_past_its_range_is_named():
 
 @pytest.mark.parametrize("description, words, field", [
     (dict(forward=False), "forward and backward are both False", "ops"),
-    (dict(return_dbias=True, dtype_bias="float32"), "BACKWARD", "features"),
-    (dict(return_dbias=True, backward=True), "DENSE", "features"),
-    (dict(return_dbias=True, backward=True, dtype_bias="bool"), "DBIAS", "features"),
-    (dict(return_dsink=True, backward=True), "SINK", "features"),
-    (dict(dlse=True), "BACKWARD", "features"),
+    (dict(return_dbias=True, dtype_bias="float32"),
+     "return_dbias is True, but backward is False.* set that", "features"),
+    (dict(return_dbias=True, backward=True), "return_dbias is True, but there is no bias.* give "
+     "bias= .a plan: dtype_bias=., or leave return_dbias out", "features"),
+    (dict(return_dbias=True, backward=True, dtype_bias="bool"),
+     "return_dbias is True, but a mask of bool has no gradient", "features"),
+    (dict(return_dsink=True, backward=True), "return_dsink is True, but there is no sink",
+     "features"),
+    (dict(dlse=True), "dlse is True, but backward is False.* leave dlse out", "features"),
     (dict(page_size=16, backward=True), "PAGED_KV", "layout"),
     (dict(page_size=16, varlen_kv=True), "PAGED_KV", "layout"),
     (dict(block_kv=16), "BLOCKS", "block_kv"),
@@ -237,12 +314,72 @@ def test_the_field_that_is_past_its_range_is_named():
     (dict(dtype_bias="int8"), "dtype_bias = 'int8' is none of float32, float16, bfloat16, bool",
      "dtype_bias"),
     (dict(alibi="yes"), "alibi = 'yes' .* give True or False", "alibi"),
-    (dict(window_left=3), "unexpected keyword", None),
+    (dict(dtype="int8"), "dtype = 'int8' is for k and v alone, dtype_kv", "dtype"),
+    (dict(window_left=3), "unexpected keyword 'window_left'; here it is window, .left, right.; "
+     "the keywords are dtype, heads_q, dim_qk, heads_kv, ", None),
+    (dict(softmax_scale=1), "unexpected keyword 'softmax_scale'; here it is scale; ", None),
+    (dict(max_bach=1), "unexpected keyword 'max_bach', perhaps max_batch; the keywords", None),
 ])
 def test_descriptions_that_cannot_be(description, words, field):
     with pytest.raises((ValueError, TypeError, NotImplementedError), match=words) as caught:
         flashattn.check(**{**dict(dtype="float32", heads_q=2, dim_qk=8), **description})
     assert field is None or caught.value.field == field
+    for function in (flashattn.Plan, flashattn.supported):
+        with pytest.raises(type(caught.value), match=words):
+            function(**{**dict(dtype="float32", heads_q=2, dim_qk=8), **description})
+
+
+def test_options_that_a_function_has_not():
+    lse, made = np.zeros((2, 4, 9), np.float32), flashattn.Plan(dtype="float32", heads_q=4,
+                                                                dim_qk=16)
+    for words, call in [
+            ("option 'out'; here it is o; the options are part_o, ",
+             lambda: flashattn.merge([X], [lse], out=X)),
+            ("option 'seed'; here it is rng_seed; ",
+             lambda: flashattn.dropout_mask(1, 1, 2, 2, dropout=0.5, seed=1)),
+            ("option 'softmax_scale'; here it is scale; ",
+             lambda: flashattn.quantize(X, softmax_scale=1)),
+            ("option 'softmax_scale'; the options are k_cache, ",
+             lambda: flashattn.append_kv(X, X, [0, 0], X, X, softmax_scale=1)),
+            ("array 'out'; here it is o; the arrays are o, ",
+             lambda: made.forward(X, X, X, out=X)),
+            ("array 'causal'; it is for the plan to say; ",
+             lambda: made.forward(X, X, X, causal=True))]:
+        with pytest.raises(TypeError, match=f"^unexpected {words}"):
+            call()
+    with pytest.raises(TypeError, match="^heads_q is not given; give dtype, heads_q and dim_qk"):
+        flashattn.Plan(dtype="float32")
+
+
+def test_gradients_of_what_is_not_there():
+    lse = np.zeros((2, 4, 9), np.float32)
+    for name, array in (("return_dbias", "bias"), ("return_dsink", "sink")):
+        with pytest.raises(ValueError, match=f"^{name} is True, but there is no {array} .* give "
+                                             f"{array}=") as caught:
+            flashattn.attention_backward(X, X, X, X, X, lse, **{name: True})
+        assert caught.value.field == "features"
+
+
+def test_int8_is_for_caches():
+    x = np.zeros(X.shape, np.int8)
+    with pytest.raises(TypeError, match="^q has dtype int8, .* alone; convert it to float32") as e:
+        flashattn.attention(x, x, x)
+    assert e.value.field == "q"
+    flashattn.attention(X, x, x)
+
+
+def test_append_needs_the_lengths():
+    with pytest.raises(ValueError, match="^lens_kv is None, .* numpy.zeros") as caught:
+        flashattn.append_kv(X.copy(), X.copy(), None, X, X)
+    assert caught.value.field == "lens_kv" and caught.value.reason is Reason.NULL_POINTER
+
+
+def test_one_is_no_plural():
+    page = X[:1, :1]
+    with pytest.raises(ValueError, match="page_table has 1 page of 1 token for a sequence, 1 in"):
+        flashattn.attention_paged(page, page, page, [[0]], [1], max_seqlen_kv=2)
+    with pytest.raises(ValueError, match="the cache holds 1 sequence, new tokens are of 2"):
+        flashattn.append_kv(X[:1].copy(), None, [0, 0], X)
 
 
 def test_names_are_those_of_the_header():

@@ -254,7 +254,8 @@ void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t 
   for (NamedBarrier& named : barriers) named = {};
   mbarriers.clear();
   if (finds_races) {
-    races.begin(rank, static_cast<uint32_t>(shared_bytes), home_of(launch.number, cluster_number),
+    races.begin(rank, static_cast<uint32_t>(cluster->blocks.size()),
+                static_cast<uint32_t>(shared_bytes), home_of(launch.number, cluster_number),
                 launch.ended);
   }
   for (int n = 0; n < count; ++n) {
@@ -320,11 +321,11 @@ uint32_t cluster_rank() {
   return static_cast<uint32_t>(std::find(all.begin(), all.end(), block) - all.begin());
 }
 
-void cluster_arrive() {
+void cluster_arrive(bool releases) {
   Cluster& cluster = *block->cluster;
   running->cluster_generation = cluster.barrier.generation;
   ++cluster.barrier.arrived;
-  cluster.barrier.meeting.arrive();
+  if (releases) cluster.barrier.meeting.arrive();
   cluster.settle();
 }
 

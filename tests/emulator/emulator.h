@@ -5,20 +5,22 @@
 // which nobody can go on says who waits for what, and aborts.
 //
 // It models shared memory, its barriers, and the fence between its two proxies; the copy engine and
-// tensor maps, which must have been encoded; clusters of two blocks; kernels in the order in which
-// they are enqueued, of which one that starts early must wait for those before. With
+// tensor maps, which must have been encoded; clusters of up to 16 blocks; kernels in the order in
+// which they are enqueued, of which one that starts early must wait for those before. With
 // FLASHATTN_EMULATOR_RACES=1 it finds accesses that nothing puts in an order: to shared memory, see
 // races.h; to global memory, see global.h, where releases, acquires and fences of the device, the
 // fence of the global proxy, and what kernels know of each other do.
 //
-// It does not model these. Kernels do not overlap: one that starts early finds what the one before
-// has stored, and races say that it might not; without them only a kernel that never waits fails,
-// and griddepcontrol.launch_dependents has no effect. Nor do streams, or copies by the host. Flags
-// have their last value at once. Lanes of a warp are one actor: races among them are not found; nor
-// are those through a pointer into shared memory, all of those of more copies at once than there
-// are actors, and all where many touch a word. There are no caches: that what ld.global.nc loads is
-// not written meanwhile, only a race tells. Fences and flags of a block or of the system do not
-// occur. Where everybody asks for a flag that nobody will store, it asks for ever.
+// It does not model these. A cluster's blocks are one thread of the machine and always find room;
+// every wait at an mbarrier acquires for the cluster. Kernels do not overlap: one that starts early
+// finds what the one before has stored, and races say that it might not; without them only a kernel
+// that never waits fails, and griddepcontrol.launch_dependents has no effect. Nor do streams, or
+// copies by the host. Flags have their last value at once. Lanes of a warp are one actor: races
+// among them are not found; nor are those through a pointer into shared memory, all of those of
+// more copies at once than there are actors, and all where many touch a word. There are no caches:
+// that what ld.global.nc loads is not written meanwhile, only a race tells. Fences and flags of a
+// block or of the system do not occur. Where everybody asks for a flag that nobody will store, it
+// asks for ever.
 //
 // FLASHATTN_EMULATOR_SEED: another order, the same for the same seed and, under pytest, test. A
 // failure names it.
@@ -135,7 +137,7 @@ bool mbarrier_test(uint32_t barrier, uint32_t parity);
 // ---- the cluster
 
 uint32_t cluster_rank();
-void cluster_arrive();
+void cluster_arrive(bool releases = true);
 void cluster_wait();
 // The address in another block of the cluster, for these alone.
 uint32_t mapa(uint32_t address, uint32_t rank);

@@ -17,10 +17,11 @@ namespace {
 struct Access {
   Home home = 0;
   uint32_t time = 0;
-  uint8_t actor = 0, bytes = 0;  // a bit each
+  uint16_t actor = 0;
+  uint8_t bytes = 0;  // a bit each
   bool atomic = false;
 };
-static_assert(2 * kActors <= 256, "an actor's number");
+static_assert(kMostBlocks * kActors <= 65536, "an actor's number");
 
 // Of each kind the last two plain ones, halves of the word perhaps, and one that is atomic.
 struct Word {
@@ -119,7 +120,7 @@ void visit(const Actor& self, uintptr_t at, size_t bytes, bool stores, bool atom
         found(self, stores ? "writes" : "reads", first, a, "wrote", caller);
       }
     }
-    const Access now{self.known.home, self.time, static_cast<uint8_t>(self.actor), mask, atomic};
+    const Access now{self.known.home, self.time, static_cast<uint16_t>(self.actor), mask, atomic};
     Access* const kept = stores ? word->written : word->read;
     if (stores) {
       for (Access& a : word->read) {

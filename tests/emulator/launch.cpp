@@ -149,6 +149,7 @@ void work(Grid& grid, Turns& turns, uint32_t seat) {
     Cluster together;
     together.turns = &turns;
     together.seat = seat;
+    for (const std::unique_ptr<Block>& each : mine) together.blocks.push_back(each.get());
     for (uint32_t rank = 0; rank < grid.cluster; ++rank) {
       const uint32_t b = number * grid.cluster + rank;
       mine[rank]->cluster = &together;
@@ -157,7 +158,6 @@ void work(Grid& grid, Turns& turns, uint32_t seat) {
           {b % grid.size.x, b / grid.size.x % grid.size.y, b / grid.size.x / grid.size.y},
           grid.size, grid.threads, grid.shared_bytes, (grid.seed + b) * 0xbf58476d1ce4e5b9u | 1,
           rank, number);
-      together.blocks.push_back(mine[rank].get());
     }
     together.run();
   }

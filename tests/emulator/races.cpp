@@ -28,7 +28,8 @@ std::string name_of(int actor) {
 const bool finds_races = asked();
 
 void Times::join(const Times& other) {
-  for (int n = 0; n < 2 * kActors; ++n) time[n] = std::max(time[n], other.time[n]);
+  if (time.size() < other.time.size()) time.resize(other.time.size());
+  for (size_t n = 0; n < other.time.size(); ++n) time[n] = std::max(time[n], other.time[n]);
 }
 
 void Clock::join(Home whose, const std::shared_ptr<const Times>& other) {
@@ -65,9 +66,9 @@ void Clock::join(const Clock& other) {
 
 bool Clock::knows(Home whose, int actor, uint32_t when) const {
   if (whose >> 32 <= ended) return true;
-  if (whose == home) return time[actor] >= when;
+  if (whose == home) return knows(actor, when);
   const auto found = others.find(whose);
-  return found != others.end() && found->second->time[actor] >= when;
+  return found != others.end() && found->second->knows(actor, when);
 }
 
 void join(SharedClock& to, const SharedClock& other) {
@@ -88,13 +89,13 @@ void Fenced::join(const Fenced& other) {
 }
 
 void Clock::meet(const Clock& other) {
-  for (int n = 0; n < 2 * kActors; ++n) time[n] = std::min(time[n], other.time[n]);
+  for (size_t n = 0; n < time.size(); ++n) time[n] = std::min(time[n], other.time[n]);
 }
 
-void Races::begin(uint32_t rank, uint32_t bytes, Home home, uint32_t ended) {
-  if (rank > 1) fail("races in clusters of more than two blocks");
+void Races::begin(uint32_t rank, uint32_t cluster, uint32_t bytes, Home home, uint32_t ended) {
   first_ = static_cast<int>(rank) * kActors;
   Clock first;
+  first.time.resize(cluster * kActors);
   first.home = home;
   first.ended = ended;
   const SharedClock shared = std::make_shared<const Clock>(first);
@@ -176,7 +177,7 @@ void Races::write(const Act& act, uint32_t offset, uint32_t bytes, Change change
       if (!before.known(act.known)) found(act, "writes", n, "wrote", before.actor);
     }
     if (!word.copied.known(act.known)) found(act, "writes", n, "read", word.copied.actor);
-    const uint32_t* known = act.known.time + first_;
+    const uint32_t* known = act.known.time.data() + first_;
     for (int a = 0; a < readers; ++a) {
       if (word.read[a] > known[a]) found(act, "writes", n, "read", first_ + a);
     }

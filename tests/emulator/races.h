@@ -21,11 +21,17 @@ extern const bool finds_races;
 // when its predecessor is known to be done.
 constexpr int kLoads = 0, kSums = 32, kByRow = 36, kWarps = 40, kCopies = 72, kActors = 104;
 
-// Of each actor of a cluster, up to which of its times.
+constexpr int kMostBlocks = 16;  // of a cluster
+
+// Of each actor of a cluster, up to which of its times. Of those at the end nothing may be known.
 struct Times {
-  uint32_t time[2 * kActors] = {};
+  std::vector<uint32_t> time;
 
   void join(const Times& other);
+  bool knows(int actor, uint32_t when) const {
+    const size_t n = static_cast<size_t>(actor);
+    return when <= (n < time.size() ? time[n] : 0);
+  }
 };
 
 // A cluster of a launch. 0: of none.
@@ -41,6 +47,7 @@ struct Clock : Times {
 
   void join(const Clock& other);
   void meet(const Clock& other);  // of the own cluster, only what both know
+  using Times::knows;
   bool knows(Home whose, int actor, uint32_t when) const;
 
  private:
@@ -76,8 +83,9 @@ std::string name_of(int actor);  // of a cluster
 // Of a block's shared memory.
 class Races {
  public:
-  // rank: of the block in its cluster. bytes: of its shared memory. ended: launches known to have.
-  void begin(uint32_t rank, uint32_t bytes, Home home, uint32_t ended);
+  // rank: of the block in its cluster of so many. bytes: of its shared memory. ended: launches
+  // known to have.
+  void begin(uint32_t rank, uint32_t cluster, uint32_t bytes, Home home, uint32_t ended);
 
   int actor(int n) const { return first_ + n; }
   Clock& of_warp(int warp) { return warps_[warp].known; }
@@ -100,7 +108,7 @@ class Races {
     uint32_t time = 0;
     int32_t actor = 0;
 
-    bool known(const Clock& clock) const { return time <= clock.time[actor]; }
+    bool known(const Clock& clock) const { return clock.knows(actor, time); }
   };
   struct Word {
     Access written, written_again;

@@ -259,6 +259,39 @@ void send() {
   cluster_wait();
 }
 
+// Everybody sends to everybody, and reads when all has come.
+template <bool kRace>
+void send_to_all() {
+  begin_barriers(1);
+  const uint32_t rank = cluster_rank();
+  if (thread() == 0) mbarrier_arrive(at(kFull), 16 * 4);
+  cluster_arrive();
+  cluster_wait();
+  const uint32_t to = static_cast<uint32_t>(thread());
+  if (to < 16) st_async(mapa(at(kTile + rank * 4), to), rank, mapa(at(kFull), to));
+  if (!kRace || rank != 14) mbarrier_wait(at(kFull), 0);
+  if (to < 16 && load<uint32_t>(at(kTile + to * 4)) != to && !kRace) fail("another word");
+  mbarrier_wait(at(kFull), 0);
+  cluster_arrive();
+  cluster_wait();
+}
+
+// The first block sends to where the last has stored.
+template <bool kRace>
+void arrive_relaxed() {
+  begin_barriers(1);
+  const bool is_last = cluster_rank() == 15;
+  if (thread() == 0 && is_last) mbarrier_arrive(at(kFull), 4);
+  if (thread() == 0 && is_last) store(at(kTile), 1);
+  fence_async();
+  cluster_arrive(!kRace);
+  cluster_wait();
+  if (thread() == 0 && cluster_rank() == 0) {
+    st_async(mapa(at(kTile), 15), 2, mapa(at(kFull), 15));
+  }
+  if (is_last) mbarrier_wait(at(kFull), 0);
+}
+
 void check(const char* name, void (*good)(), void (*bad)(), int threads, int cluster = 1,
            const char* finds = ": a race: ") {
   const auto program = [=](void (*kernel)()) {
@@ -292,5 +325,7 @@ int main() {
   CHECK_KERNEL(multiply_stored, 128);
   CHECK_KERNEL(multiply_cleared, 160);
   CHECK_KERNEL(send, 64, 2);
+  CHECK_KERNEL(send_to_all, 32, 16);
+  CHECK_KERNEL(arrive_relaxed, 32, 16);
   return check_report();
 }

@@ -66,13 +66,16 @@ class Fuzzer:
         return [str(self.folder / "fuzz_alone"), "--seconds", seconds, "--seed", seed, "--save",
                 str(self.found), str(self.corpus)]
 
-    def suite(self) -> List[List[str]]:
-        """What ./run test fuzz runs."""
+    def suite(self, seeds: List[str]) -> List[List[str]]:
+        """What ./run test fuzz runs: a minute of each kind, shared by the seeds."""
         inputs = [str(path) for path in sorted(self.corpus.iterdir())]
         by_stdin = ["sh", "-c", 'exec "$0" <"$1"', *self.command(), inputs[0]]
-        commands = [*map(self.command, inputs), by_stdin, self.random("60", "42")]
-        if self.libfuzzer:
-            commands.append(self.command("--seconds", "60", "--seed", "42"))
+        commands = [*map(self.command, inputs), by_stdin]
+        seconds = str(60 // len(seeds))
+        for seed in seeds:
+            commands.append(self.random(seconds, seed))
+            if self.libfuzzer:
+                commands.append(self.command("--seconds", seconds, "--seed", seed))
         return commands
 
 

@@ -17,7 +17,8 @@ def pytest_addoption(parser):
                      help="draws of randomised configurations of each kind, of which a third are "
                           "alike: 300, on the emulator 120; 0: none")
     parser.addoption("--random-seed", type=int, metavar="SEED",
-                     help="draws the configurations of an earlier run, which printed it")
+                     help="draws the configurations of an earlier run, which printed it; half are "
+                          "the same in every run")
 
 
 def pytest_configure(config):

@@ -5,7 +5,7 @@ compute-sanitizer sees what is only read."""
 import numpy as np
 import pytest
 
-from . import capi
+from . import capi, latent
 from .case import Case
 from .harness import Call, run
 
@@ -37,6 +37,19 @@ CASES = {
                      heads_q=4, heads_kv=1, dim_qk=128, dtype="bf16", splits=5),
     "packed decoding": Case(cu_q=[1, 1, 1, 1], cu_kv=[500, 3, 0, 300], heads_q=8, heads_kv=2,
                             dim_qk=64, dtype="f16"),
+    "tree": Case(batch=3, seqlen_q=9, seqlen_kv=140, lens_kv=[140, 9, 77], starts_kv=[3, 0, 70],
+                 tree=9, heads_q=4, heads_kv=2, dim_qk=64, dtype="bf16"),
+    "hidden pages": Case(batch=3, seqlen_q=2, seqlen_kv=140, lens_kv=[140, 9, 77], page_size=16,
+                         hidden=0.4, heads_q=4, heads_kv=2, dim_qk=64, dtype="f16"),
+    "blocks": VARLEN.replace(blocks=(16, 64), density=0.5, lens_kv=[60, 13, 0, 129, 1]),
+    "latent": Case(batch=3, seqlen_q=2, seqlen_kv=300, lens_kv=[300, 9, 170], page_size=64,
+                   heads_q=16, heads_kv=1, dim_qk=576, dim_v=512, dtype="bf16", causal=True),
+    "packed latent": Case(cu_q=[1, 2, 0], cu_kv=[90, 7, 200], heads_q=16, heads_kv=1, dim_qk=576,
+                          dim_v=512, dtype="bf16", splits=2),
+    "latent cache": latent.BASE.replace(batch=3, seqlen_q=2, seqlen_kv=300, page_size=64,
+                                        lens_kv=[300, 9, 170]),
+    "sparse latent cache": latent.BASE.replace(batch=3, seqlen_kv=300, lens_kv=[300, 9, 170],
+                                               page_size=1, hidden=0.4),
 }
 # What is read in device memory, and what a usual value of it is.
 NAMES = ("cu_q", "cu_kv", "lens_q", "lens_kv", "starts_kv", "page_table")
@@ -93,7 +106,8 @@ class HostileCall(Call):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.smoke)
-                                  if name in ("ordered", "paged") else name for name in CASES])
+                                  if name in ("ordered", "paged", "starts",
+                                              "hidden pages") else name for name in CASES])
 def test_hostile_values_touch_nothing_else(device, name):
     case = CASES[name]
     rng = np.random.default_rng(len(name))

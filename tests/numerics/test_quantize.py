@@ -11,6 +11,7 @@ from .data import make_data
 from .device import open_device
 from .dtypes import EIGHT_BITS, round_to
 from .harness import Call, run
+from .test_hostile import NAMES, REASON_LENGTHS, spoil
 
 SEED = 0x0123456789ABCDEF
 LENGTHS = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "cu_seqlens_q",
@@ -53,8 +54,22 @@ class Quantized:
     def __init__(self, case, device, data, plan_case, transform=0, seed=0, only="qkv"):
         self.case, self.transform = case, transform
         self.plan_case = plan_case
-        plan = capi.Plan(capi.descriptor(plan_case, device))
-        call = Call(case, device, data, plan=plan)
+        call, fields, names = self.stage(device, data, seed, only)
+        for buffer in set(call.buffers.values()):
+            buffer.push()
+        device.launch(lambda stream: call.plan.quantize(fields, stream))
+        out = call.collect(names)
+        self.x = {name: call.take(name + "_out", out[name + "_out"]) for name in only}
+        self.descales = {name[-1]: out[name][getattr(self, name)][..., 0] for name in names
+                         if name.startswith("descale")}
+        self.k_mean = out["k_mean"][self.mean_at][:, :, 0] if "k_mean" in names else None
+        self.lse_shift = [out["lse_shift"][index] for index in call.lse_index()] \
+            if "lse_shift" in names else None
+
+    def stage(self, device, data, seed, only):
+        """The arrays in host memory, what the library is told, and the names of the results."""
+        case, plan_case, transform = self.case, self.plan_case, self.transform
+        call = Call(case, device, data, plan=capi.Plan(capi.descriptor(plan_case, device)))
         fields = {name: value for name, value in {**call.sizes, **call.inputs}.items()
                   if name in LENGTHS or name in only}
         fields.update(dtype=capi.DTYPES[case.dtype], transform=transform, rotation_seed=seed)
@@ -68,22 +83,14 @@ class Quantized:
                 names.append("descale_" + name)
         if transform & capi.SMOOTH_K and "k" in only:
             shape = (case.batch, case.heads_kv, 1, case.dim_qk)
-            fields["k_mean"], buffer, mean_at = call.strided("k_mean", "f32", shape, [True] * 3)
-            buffer.owned[mean_at] = True
+            fields["k_mean"], buffer, self.mean_at = call.strided("k_mean", "f32", shape,
+                                                                  [True] * 3)
+            buffer.owned[self.mean_at] = True
             names.append("k_mean")
             if "q" in only:
                 fields["lse_shift"] = call.lse_like("lse_shift")
                 names.append("lse_shift")
-        for buffer in set(call.buffers.values()):
-            buffer.push()
-        device.launch(lambda stream: plan.quantize(fields, stream))
-        out = call.collect(names)
-        self.x = {name: call.take(name + "_out", out[name + "_out"]) for name in only}
-        self.descales = {name[-1]: out[name][getattr(self, name)][..., 0] for name in names
-                         if name.startswith("descale")}
-        self.k_mean = out["k_mean"][mean_at][:, :, 0] if "k_mean" in names else None
-        self.lse_shift = [out["lse_shift"][index] for index in call.lse_index()] \
-            if "lse_shift" in names else None
+        return call, fields, names
 
     def add_descales(self, call, fields, name):
         case, block = self.case, self.plan_case.descale_block
@@ -267,6 +274,44 @@ def test_integers(device):
     got = Quantized(case, device, data, case.replace(dtype_kv="i8", descales="bht"), only="v")
     assert got.descales["v"][0, 0, 0] == 1
     assert got.x["v"][0][0, 0, :9].tolist() == [127, 0, 2, -2, -126, 127, -127, 0, 3]
+
+
+class Hostile(Quantized):
+    """A call whose lengths are spoilt once everything else is in place."""
+
+    def __init__(self, case, device, data, rng):
+        self.case, self.plan_case = case, eight(case)
+        self.transform = capi.SMOOTH_K | capi.ROTATE
+        self.refused = False
+        call, fields, names = self.stage(device, data, SEED, "qkv")
+        for name in NAMES:
+            if name in call.buffers and (rng.integers(4) or name == "cu_q"):
+                host = call.buffers[name].host
+                host[:] = spoil(rng, host, max(int(host.max()), 1))
+        for buffer in set(call.buffers.values()):
+            buffer.push()
+        try:
+            device.launch(lambda stream: call.plan.quantize(fields, stream))
+        except capi.Refused as refused:
+            assert device.name == "cpu" and refused.reason == REASON_LENGTHS, str(refused)
+            self.refused = True
+        for name in names:  # any of its elements: whose they are nobody knows
+            call.buffers[name].owned[:] = not self.refused
+        call.collect(names)
+
+
+@pytest.mark.parametrize("changes", [
+    dict(cu_q=[70, 0, 33], cu_kv=[90, 257, 0], descale_block=64),
+    dict(cu_q=[70, 0, 33], cu_kv=[90, 257, 0], lens_q=[7, 0, 33], lens_kv=[9, 200, 0]),
+    dict(lens_q=[3, 70], lens_kv=[150, 40], starts_kv=[0, 9], descale_block=16)])
+def test_hostile_values_touch_nothing_else(device, changes):
+    case = BASE.replace(dim_v=64, **changes)
+    data, rng = make_data(case), np.random.default_rng(3)
+    plain = Quantized(case, device, data, eight(case), capi.SMOOTH_K | capi.ROTATE, SEED)
+    refusals = sum(Hostile(case, device, data, rng).refused for _ in range(12))
+    assert refusals > 0 or device.name != "cpu"
+    same_as_on_the_cpu(
+        Quantized(case, device, data, eight(case), capi.SMOOTH_K | capi.ROTATE, SEED), plain)
 
 
 def exact_attention(case, data):

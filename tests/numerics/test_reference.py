@@ -6,9 +6,24 @@ import pytest
 from . import philox, reference
 from .case import Case
 from .data import make_data
+from .dtypes import round_to
 from .tolerance import Truth, judge
 
 pytestmark = pytest.mark.smoke
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_scores_are_rounded_once(dtype):
+    """In the formula evaluated naively, by whose errors others are judged: to round twice would
+    only loosen the limits, which nothing else notices. The lse of one key is its score."""
+    case = Case(seqlen_q=200, seqlen_kv=1, heads_q=1, dim_qk=1, dtype=dtype, scale=0.3)
+    data = make_data(case)
+    lse = reference.forward(case, data, 0, reference.Arithmetic(dtype)).lse[0]
+    products = data.q[0][:, 0, 0].astype(np.float32) * data.k[0][0, 0, 0].astype(np.float32)
+    once = round_to(products * np.float32(case.scale), dtype)
+    np.testing.assert_array_equal(lse, once)
+    twice = round_to(round_to(products, dtype) * np.float32(case.scale), dtype)
+    assert (twice != once).any()
 
 
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)

@@ -112,6 +112,22 @@ def test_refusals():
         fa.scaled_dot_product_attention(q, q[:, :3], q[:, :3])
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_tensors_without_heads_or_elements(gradient):
+    """To the library 0 is a default; nothing is read or written past them."""
+    q = torch.randn(1, 9, 4, 16, requires_grad=gradient)
+    words = {"v has shape .*, heads of 0 elements; give at least 1": (q, q, q[..., :0]),
+             "k has shape .*, 0 heads in the order .*; give at least 1": (q, q[:, :, :0],
+                                                                          q[:, :, :0]),
+             "q has shape .*, heads of 0 elements": (q[..., :0], q[..., :0], q)}
+    for message, tensors in words.items():
+        for call in (lambda q, k, v: fa.attention(q, k, v), fa.flash_attn_func,
+                     lambda q, k, v: fa.attention_varlen(
+                         q[0], k[0], v[0], *[torch.tensor([0, 9], dtype=torch.int32)] * 2, 9, 9)):
+            with pytest.raises(ValueError, match=message):
+                call(*tensors)
+
+
 def test_sdpa_has_the_defaults_of_torch():
     parameters = inspect.signature(fa.scaled_dot_product_attention).parameters
     assert [(p.name, p.default) for p in parameters.values()][3:] == [

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -158,7 +159,25 @@ void test_check() {
   CHECK(g_asked == 0 && std::strstr(flashattn_last_error(nullptr, nullptr), "heads_q = -1"));
 }
 
-// No call asks for memory, failing ones included; only those format text.
+// No call asks for memory, failing ones included; only those format text. Calls are made twice: the
+// first of a process is no exception.
+template <class Call>
+void check_asks_nothing(Call call, int32_t wanted) {
+  for (int round = 0; round < 2; ++round) {
+    const int64_t live = g_live;
+    g_asked = 0;
+    g_fail_at = 0;
+    g_formatted = 0;
+    const int32_t status = call();
+    const bool formatted = g_formatted > 0;
+    g_fail_at = -1;
+    CHECK_STATUS(status, wanted);
+    CHECK(formatted == (wanted != FLASHATTN_OK));
+    CHECK(g_asked == 0);
+    CHECK(g_live == live);
+  }
+}
+
 void test_run() {
   const flashattn_desc desc = make_desc();
   flashattn_plan* plan = nullptr;
@@ -200,27 +219,82 @@ void test_run() {
   if (more > bytes) bytes = more;
   std::vector<char> workspace(static_cast<size_t>(bytes) + 1);
 
-  for (int round = 0; round < 2; ++round) {
-    const int64_t live = g_live;
-    g_asked = 0;
-    g_fail_at = 0;
-    g_formatted = 0;
-    const int32_t status[] = {
-        flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward, &more),
-        flashattn_forward(plan, &forward, workspace.data(), bytes, nullptr),
-        flashattn_backward(plan, &backward, workspace.data(), bytes, nullptr),
-        flashattn_merge(plan, &merge, nullptr),
-        flashattn_dropout_mask(plan, &forward, keep.data(), nullptr),
-    };
-    const int64_t formatted = g_formatted;
-    const int32_t refused = flashattn_forward(plan, nullptr, nullptr, 0, nullptr);
-    g_fail_at = -1;
-    for (const int32_t one : status) CHECK(one == FLASHATTN_OK);
-    CHECK(refused == FLASHATTN_ERROR_INVALID_ARGUMENT);
-    CHECK(formatted == 0 && g_formatted > 0);
-    CHECK(g_asked == 0);
-    CHECK(g_live == live);
+  check_asks_nothing(
+      [&] { return flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward, &more); },
+      FLASHATTN_OK);
+  check_asks_nothing(
+      [&] { return flashattn_forward(plan, &forward, workspace.data(), bytes, nullptr); },
+      FLASHATTN_OK);
+  check_asks_nothing(
+      [&] { return flashattn_backward(plan, &backward, workspace.data(), bytes, nullptr); },
+      FLASHATTN_OK);
+  check_asks_nothing([&] { return flashattn_merge(plan, &merge, nullptr); }, FLASHATTN_OK);
+  check_asks_nothing([&] { return flashattn_dropout_mask(plan, &forward, keep.data(), nullptr); },
+                     FLASHATTN_OK);
+  check_asks_nothing([&] { return flashattn_forward(plan, nullptr, nullptr, 0, nullptr); },
+                     FLASHATTN_ERROR_INVALID_ARGUMENT);
+  flashattn_plan_destroy(plan);
+}
+
+// Into a cache of 8 bits, whose descales the call makes: the calls beside attention that make
+// numbers of q, k and v.
+void test_cache() {
+  flashattn_desc desc;
+  flashattn_desc_init(&desc, sizeof desc);
+  desc.dtype = FLASHATTN_DTYPE_F8E4M3;
+  desc.dtype_o = FLASHATTN_DTYPE_F32;
+  desc.heads_q = kHeads;
+  desc.dim_qk = 32;
+  desc.descale_block = 16;
+  flashattn_plan* plan = nullptr;
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, nullptr))) return;
+  constexpr int kElements = kSeq * kHeads * 32, kBlocks = (kSeq + 15) / 16;
+  std::vector<float> x(4 * kElements + kHeads * (3 * kBlocks + 32 + kSeq), 0.25f);
+  std::vector<uint8_t> codes(3 * kElements);
+  float* more = x.data() + 4 * kElements;
+  const auto take = [&](int n) { return std::exchange(more, more + n); };
+
+  flashattn_quantize_args quantize;
+  flashattn_quantize_args_init(&quantize, sizeof quantize);
+  quantize.batch = 1;
+  quantize.seqlen_q = quantize.seqlen_kv = kSeq;
+  quantize.dtype = FLASHATTN_DTYPE_F32;
+  quantize.transform = FLASHATTN_TRANSFORM_ROTATE | FLASHATTN_TRANSFORM_SMOOTH_K;
+  flashattn_tensor* const from[] = {&quantize.q, &quantize.k, &quantize.v};
+  flashattn_tensor* const to[] = {&quantize.q_out, &quantize.k_out, &quantize.v_out};
+  flashattn_tensor* const by[] = {&quantize.descale_q, &quantize.descale_k, &quantize.descale_v};
+  for (int n = 0; n < 3; ++n) {
+    from[n]->data = x.data() + n * kElements;
+    to[n]->data = codes.data() + n * kElements;
+    by[n]->data = take(kHeads * kBlocks);
   }
+  quantize.k_mean.data = take(kHeads * 32);
+  quantize.lse_shift = take(kHeads * kSeq);
+  check_asks_nothing([&] { return flashattn_quantize(plan, &quantize, nullptr); }, FLASHATTN_OK);
+
+  int32_t lens[] = {0}, lens_out[] = {0};
+  flashattn_append_kv_args append;
+  flashattn_append_kv_args_init(&append, sizeof append);
+  append.batch = 1;
+  append.seqlen_q = append.seqlen_kv = kSeq;
+  append.dtype = FLASHATTN_DTYPE_F32;
+  append.rotary_dim = 32;
+  append.rotary_base = 10000.0f;
+  append.lens_kv = lens;
+  append.lens_out = lens_out;
+  append.q = quantize.q;
+  append.k = quantize.k;
+  append.v = quantize.v;
+  append.q_out.data = x.data() + 3 * kElements;
+  append.k_cache = quantize.k_out;
+  append.v_cache = quantize.v_out;
+  append.descale_k = quantize.descale_k;
+  append.descale_v = quantize.descale_v;
+  append.update_descales = 1;
+  check_asks_nothing([&] { return flashattn_append_kv(plan, &append, nullptr); }, FLASHATTN_OK);
+  append.lens_kv = nullptr;
+  check_asks_nothing([&] { return flashattn_append_kv(plan, &append, nullptr); },
+                     FLASHATTN_ERROR_INVALID_ARGUMENT);
   flashattn_plan_destroy(plan);
 }
 
@@ -230,5 +304,6 @@ int main() {
   test_create();
   test_check();
   test_run();
+  test_cache();
   return check_report();
 }

@@ -87,6 +87,13 @@ REFUSED = {
              r"bias has shape \(1, 1, 3, 45\)"),
     "mask": (lambda: fa.dot_product_attention(Q, K, V, mask=jnp.ones((33, 45))), TypeError,
              "mask has dtype float32; convert it to bool"),
+    # To the library 0 is a default.
+    "no elements": (lambda: fa.attention(Q, K, V[..., :0]), ValueError,
+                    "v has shape .*, heads of 0 elements; give at least 1"),
+    "no heads": (lambda: fa.attention(Q, K[:, :, :0], V[:, :, :0]), ValueError,
+                 "k has shape .*, 0 heads in the order .*; give at least 1"),
+    "no queries' heads": (lambda: fa.dot_product_attention(Q[:, :, :0], K, V), ValueError,
+                          "q has shape .*, 0 heads in the order"),
     "sink": (lambda: fa.attention(Q, K, V, sink=jnp.ones(3)), ValueError, r"sink has shape \(3,\)"),
     "lens": (lambda: fa.attention(Q, K, V, lens_kv=jnp.ones(2)), TypeError, "lens_kv.*int32"),
     "window": (lambda: fa.attention(Q, K, V, window=(1, 2, 3)), ValueError, "window"),

@@ -148,6 +148,7 @@ function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::D
     (first_name, model), (_, cache) = first(in_order(tensors)), first(in_order(caches))
     T, stored = eltype(model.array), eltype(cache.array)
     for (name, t) in in_order(caches)
+        paged && check_pages(t, "$(name)_cache")
         eltype(t.array) in (T, CACHE_8BIT...) && eltype(t.array) === stored || refuse(:DTYPE, "$(name)_cache",
             "$(name)_cache has elements $(eltype(t.array)), new tokens $T; give caches of $T, or both " *
             "of F8E4M3 or Int8")

@@ -39,6 +39,7 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
     kv_layout, kv_dims = paged ? get(options, :page_layout, :dhsp) : layout, varlen_kv ? 3 : 4
     tq = Tensor(q, layout, varlen_q ? 3 : 4, "q")
     tk, tv = Tensor(k, kv_layout, kv_dims, "k"), Tensor(v, kv_layout, kv_dims, "v")
+    paged && check_pages(tk, "k")
     check_heads(tq, tk, tv, paged ? "layout and page_layout" : "layout = :$layout",
                 given(:descale_latent) !== nothing)
 
@@ -188,7 +189,7 @@ function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String, latent::Bo
         "k has head dimension $(k.dim), q has $(q.dim); give both the same first dimension")
     Base.tail(size(k.array)) == Base.tail(size(v.array)) || refuse(:SIZE, "v",
         "k has size $(size(k.array)), v has $(size(v.array)); only their first may differ")
-    k.heads == 0 || q.heads % k.heads == 0 || refuse(:HEAD_RATIO, "heads_kv",
+    q.heads % k.heads == 0 || refuse(:HEAD_RATIO, "heads_kv",
         "q has $(q.heads) heads, which is no multiple of heads_kv = $(k.heads), the heads of k and " *
         "v, by $layout; (dim, head, sequence, batch) is layout = :dhsb, (dim, sequence, head, " *
         "batch) is layout = :dshb")

@@ -36,6 +36,10 @@ function named_tensor(x::AbstractArray, layout::Symbol, n::Int, name::String)
     h, s, b = axes_of(layout, n, name)
     device(storage(x))  # or an error that says what is wrong with it
     sizes, step = size(x), steps(x)
+    # To the library 0 is a default, which would be read and written past the array.
+    sizes[h] > 0 || refuse(:SIZE, name,
+        "$name has size $sizes, 0 heads by layout = :$layout; give at least 1")
+    sizes[1] > 0 || refuse(:SIZE, name, "$name has size $sizes, heads of 0 elements; give at least 1")
     step[1] == 1 || sizes[1] <= 1 || refuse(:STRIDE, name,
         "$name has stride $(step[1]) in its first dimension; the elements of a head must be " *
         "contiguous: copy it")
@@ -46,6 +50,10 @@ function named_tensor(x::AbstractArray, layout::Symbol, n::Int, name::String)
                            stride_seq = stride(s))
     return Tensor(x, c, sizes[1], sizes[h], sizes[s], b == 0 ? 1 : sizes[b])
 end
+
+"0 tokens a page are no pages to the library."
+check_pages(t::Tensor, name::String) = t.rows > 0 || refuse(:PAGE_SIZE, name,
+    "$name has size $(size(t.array)), pages of 0 tokens; give at least 1")
 
 "The size of an array of the same layout with another dim."
 like(t::Tensor, dim::Int) = (dim, Base.tail(size(t.array))...)

@@ -149,6 +149,29 @@ end
     says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))
     # The library refuses what the descriptor has no use for, by its name in the header.
     says("descale_k.data is set", FlashAttentionError, () -> attention(q, k, k; descale_k = ones(1, 2, 2)))
+    # To the library 0 is a default: arrays without elements were read and written past their end.
+    dims = (8, 2, 7, 2)
+    for (i, text) in ((1, "heads of 0 elements; give at least 1"), (2, "0 heads by layout = :dhsb"))
+        none = zeros(Float32, ntuple(d -> d == i ? 0 : dims[d], 4))
+        without = none[:, :, 1:5, :]
+        refused(text, :SIZE, "q", () -> attention(without, k, k))
+        refused(text, :SIZE, "k", () -> attention(q, none, k))
+        refused(text, :SIZE, "v", () -> attention!(without, q, k, none))
+        refused(i == 1 ? text : "0 heads by layout = :dht", :SIZE, "k", () -> attention_varlen(
+            q[:, :, :, 1], none[:, :, :, 1], k[:, :, :, 1], [0, 5], [0, 7]; layout = :dht))
+        refused(i == 1 ? text : "0 heads by layout = :dhsp", :SIZE, "v",
+                () -> attention_paged(q, k, none, [1 2], nothing))
+        refused(text, :SIZE, "v", () -> attention_backward(without, q, k, none, without, zeros(Float32, 5, 2, 2)))
+        refused(text, :SIZE, "part_o", () -> FlashAttention.merge([without], [zeros(Float32, 5, 2 - 2 * (i == 2), 2)]))
+        refused(text, :SIZE, "k_cache", () -> append_kv!(none, nothing, [0, 0], k))
+    end
+    pages = k[:, :, 1:0, :]
+    refused("pages of 0 tokens", :PAGE_SIZE, "k", () -> attention_paged(q, pages, pages, [1 2], nothing))
+    refused("pages of 0 tokens", :PAGE_SIZE, "k_cache",
+            () -> append_kv!(pages, nothing, [0, 0], k; page_table = [1 2]))
+    refused("heads_q = 0", :SIZE, "heads_q", () -> dropout_mask(1, 0, 2, 2; dropout = 0.5, rng_seed = 1))
+    @test size(attention(q[:, :, :, 1:0], k[:, :, :, 1:0], k[:, :, :, 1:0])) == (8, 2, 5, 0)
+    @test all(iszero, attention(q, pages, pages))
     # Errors in one task leave the others' alone.
     sentences = map(fetch, [Threads.@spawn(said(() -> attention(q, k, k; dropout = n), FlashAttentionError))
                             for n in 2:9])

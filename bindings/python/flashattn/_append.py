@@ -8,9 +8,10 @@ import numpy as np
 from . import _arrays, _gpu, _parallel
 from ._arrays import CACHE_8BIT, F8, F32, FLOAT32, NAMES, View, beside, check_writable, view
 from ._constants import Reason, Rotary
-from ._errors import fail, invalid, wrong_type
-from ._inputs import Tensor, first_given, longest, sequences, set_sizes
+from ._errors import counted, fail, invalid, wrong_type
+from ._inputs import Tensor, check_pages, first_given, longest, sequences, set_sizes
 from ._library import ffi, lib
+from ._names import says_options
 from ._options import flag, integer, real, uniform
 from ._plan import cached_plan
 
@@ -26,6 +27,7 @@ class Appended(NamedTuple):
     lens_kv: Any = None
 
 
+@says_options
 def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = None,
               q: Any = None, *, rotary_cos: Any = None, rotary_sin: Any = None,
               rotary_base: Optional[float] = None, rotary_dim: Optional[int] = None,
@@ -109,6 +111,10 @@ class _Call:
             name = "k_cache" if cache is None else "k"
             raise invalid(f"{name} and the arrays like it are all None; give one",
                           Reason.NULL_POINTER, name)
+        if lengths["lens_kv"] is None:
+            raise invalid("lens_kv is None, but new tokens are written behind those in the cache; "
+                          "give how many it holds of each sequence, numpy.zeros(batch, "
+                          "numpy.int32) at first", Reason.NULL_POINTER, "lens_kv")
         self.place = place = _gpu.place_of(cache, stream, None, None, "k_cache")
         self.makers = None if place else _gpu.on_host(first)
         self.kept: Dict[str, View] = {
@@ -122,6 +128,9 @@ class _Call:
         order = cache_layout or ("pshd" if paged else "bshd")
         self.caches = {name: Tensor(view(array, name + "_cache", place), order, 4, name + "_cache")
                        for name, array in caches.items() if array is not None}
+        if paged:
+            for name, pages in self.caches.items():
+                check_pages(pages, order, name + "_cache")
         self._check_types()
         self.args = args = ffi.new("flashattn_append_kv_args *")
         args.struct_size, args.dtype = ffi.sizeof("flashattn_append_kv_args"), self.dtype
@@ -175,10 +184,11 @@ class _Call:
             same = (tokens.batch, tokens.rows, dim_v if name == "v" else dim_qk) + (
                 () if name == "q" else (heads_kv,))
             if (tensor.batch, tensor.rows, tensor.dim, tensor.heads)[:len(same)] != same:
-                raise invalid(f"{name} has shape {tensor.view.shape}; expected {tokens.rows} "
-                              f"tokens of {tokens.batch} sequences in layout=\"{self.layout}\", "
-                              f"with {heads_kv} heads (q: any multiple) of {same[2]} elements as "
-                              "the cache and the other arrays have", Reason.SIZE, name)
+                raise invalid(f"{name} has shape {tensor.view.shape}; expected "
+                              f"{counted(tokens.rows, 'token')} of "
+                              f"{counted(tokens.batch, 'sequence')} in layout=\"{self.layout}\", "
+                              f"with {counted(heads_kv, 'head')} (q: any multiple) of {same[2]} "
+                              "elements as the cache and the other arrays have", Reason.SIZE, name)
         for name, other in self.caches.items():
             if (other.batch, other.heads, other.rows) != (cache.batch, cache.heads, cache.rows):
                 raise invalid(f"{name}_cache has shape {other.view.shape}, the other "
@@ -195,8 +205,8 @@ class _Call:
                           "out", Reason.SIZE, "seqlen_q")
         if page_table is None:
             if cache.batch != sizes["batch"]:
-                raise invalid(f"the cache holds {cache.batch} sequences, new tokens are of "
-                              f"{sizes['batch']}; give as many", Reason.SIZE, "batch")
+                raise invalid(f"the cache holds {counted(cache.batch, 'sequence')}, new "
+                              f"tokens are of {sizes['batch']}; give as many", Reason.SIZE, "batch")
         else:
             table = self.kept["page_table"] = beside(page_table, "page_table", "i32", self.place)
             _arrays.check_shape(table.shape, (sizes["batch"], None), "page_table")

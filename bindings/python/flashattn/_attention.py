@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, TypeVar
 from ._arrays import DTypeLike, dtype_code, view
 from ._constants import ArrayOptions
 from ._inputs import BESIDE, NUMBERS, Inputs, first_given
+from ._names import unexpected
 from ._options import Determinisms, Window, uniform
 from ._plan import cached_plan
 from ._repeat import find, keep, key_of
@@ -51,12 +52,6 @@ _WITH_ARRAYS: Dict[str, Any] = dict(
     rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
     parallel=None)
 _OUTPUTS: Dict[str, Any] = dict(amax_o=None)  # of forward, beside o
-# Options by the names that version 0.1, FlashAttention and PyTorch give them: the names here.
-_NAMES = dict(q_lens="lens_q", kv_lens="lens_kv", cu_seqlens_k="cu_seqlens_kv",
-              max_seqlen_k="max_seqlen_kv", out="o", out_dtype="dtype_o", seed="rng_seed",
-              offset="rng_offset", block_size="block_q and block_kv", deterministic="determinism",
-              softmax_scale="scale", window_size="window", dropout_p="dropout", is_causal="causal",
-              attn_mask="bias")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -78,9 +73,8 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
         if name in _WITH_ARRAYS:
             arrays[name] = options.pop(name)
         elif name not in _DESCRIBED:
-            known = f"; here it is {_NAMES[name]}" if name in _NAMES else ""
-            raise TypeError(f"unexpected option {name!r}{known}; the options are "
-                            f"{', '.join([*_DESCRIBED, *_WITH_ARRAYS])}")
+            raise unexpected("option", name, [*_DESCRIBED, *_WITH_ARRAYS],
+                             beside=("o", "dtype_o", "cu_seqlens_kv", "max_seqlen_kv"))
     inputs = Inputs(q, k, v, **arrays)
     if inputs.place is not None:
         options["device"] = inputs.place.device

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from . import _options as options
-from ._arrays import DTypeLike
+from ._arrays import U8, DTypeLike
 from ._constants import Bias, Descriptor, Feature, Layout, Mask, Op, Reason
 from ._errors import invalid
+from ._names import unexpected
 from ._options import Determinisms, Window
 
 # Keywords of describe() that set a bit whose name is another one: what comes with the bit, or what
@@ -71,10 +72,43 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
     members = {name: values[name] or 0 for name in Descriptor._fields if name in values}
     members["device"], members["device_index"] = values["device"]
     members["window_left"], members["window_right"] = values["window"] or (0, 0)
+    _check_gradients(values)
     for keyword, member, bit in _BITS:
         if values[keyword]:
             members[member] = members.get(member, 0) | bit
     return Descriptor(**members)
+
+
+def described(description: Dict[str, Any]) -> Descriptor:
+    """describe(**description), which says of a keyword that it has not what it is called here."""
+    for name in description:
+        if name not in options.OPTIONS:
+            raise unexpected("keyword", name, inspect.signature(describe).parameters)
+    for name in ("dtype", "heads_q", "dim_qk"):
+        if name not in description:
+            raise TypeError(f"{name} is not given; give dtype, heads_q and dim_qk, the others "
+                            "have defaults")
+    return describe(**description)
+
+
+def _check_gradients(values: Dict[str, Any]) -> None:
+    """Refuses by the names of Python what comes back, or in, beside the gradients of q, k and v."""
+    of = {"return_dbias": ("dtype_bias", "bias", Reason.BIAS),
+          "return_dsink": ("sink", "sink", Reason.SINK)}
+    for name in (*of, "dlse"):
+        if not values[name]:
+            continue
+        if not values["backward"]:
+            raise invalid(f"{name} is True, but backward is False, with which it goes; set that, "
+                          f"too, or leave {name} out", Reason.OP, "features")
+        keyword, array, reason = of.get(name, ("backward", "", Reason.NONE))
+        if not values[keyword]:
+            raise invalid(f"{name} is True, but there is no {array} whose gradient it could be; "
+                          f"give {array}= (a plan: {keyword}=), or leave {name} out", reason,
+                          "features")
+    if values["return_dbias"] and values["dtype_bias"] == U8:
+        raise invalid("return_dbias is True, but a mask of bool has no gradient; leave it out, or "
+                      "give a bias of float32, float16 or bfloat16", Reason.BIAS, "features")
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -66,6 +66,10 @@ def wrong_type(message: str, field: str) -> ArrayTypeError:
     return ArrayTypeError(message, Status.ERROR_INVALID_ARGUMENT, Reason.DTYPE, field)
 
 
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
 def misfit(members: Iterable[Tuple[str, Any, Any]]) -> FlashAttentionError:
     """What to raise when cffi does not get values into a structure: (name, C type, value)."""
     for name, kind, value in members:

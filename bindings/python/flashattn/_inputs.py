@@ -11,9 +11,10 @@ import numpy as np
 from . import _arrays, _gpu, _parallel
 from ._arrays import View, beside, view
 from ._constants import ARRAYS, Array, Dim, Reason
-from ._errors import invalid, misfit, wrong_type
+from ._errors import counted, invalid, misfit, wrong_type
 from ._library import ffi
-from ._options import integer
+from ._names import unexpected
+from ._options import OPTIONS, integer
 
 # The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
 FACTS = ("dtype", "dtype_kv", "heads_q", "heads_kv", "dim_qk", "dim_v", "page_size", "block_q",
@@ -76,6 +77,13 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
+        # To the library 0 is a default, which would be read and written past the array.
+        if not self.heads:
+            raise invalid(f"{name} has shape {shape}, 0 heads in the order \"{layout}\"; give at "
+                          "least 1", Reason.SIZE, name)
+        if not self.dim:
+            raise invalid(f"{name} has shape {shape}, heads of 0 elements; give at least 1",
+                          Reason.SIZE, name)
         self.strides: Tuple[int, ...] = (steps[b] // size if b >= 0 else 0, steps[h] // size,
                                          steps[s] // size)
         if min(self.strides) < 0:
@@ -126,6 +134,8 @@ class Inputs:
         self.numbers = _NO_NUMBERS
         if given:
             self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
+        if "page_table" in given:
+            check_pages(self.k, kv_layout, "k")
         self._check_heads("page_table" in given, "descale_latent" in given)
         # Members of flashattn_args by name, and the views that own their memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
@@ -135,7 +145,8 @@ class Inputs:
             self.members.update(rng_words(rng_seed, rng_offset))
         for name in given:
             if name not in BESIDE:
-                raise TypeError(f"unexpected array {name!r}; there are {', '.join(BESIDE)}")
+                raise unexpected("array", name, ("o", *BESIDE),
+                                 "; it is for the plan to say" if name in OPTIONS else "")
             self.seen[name] = beside(given[name], name, BESIDE[name].type, place)
         self._find_sizes(max_seqlen_q, max_seqlen_kv)
         # Some rows may be padding: they are not written.
@@ -149,6 +160,9 @@ class Inputs:
 
     def _check_heads(self, paged: bool, latent: bool) -> None:
         q, k, v = self.q, self.k, self.v
+        if q.view.dtype == _arrays.I8:
+            raise wrong_type("q has dtype int8, which is for k and v alone; convert it to float32, "
+                             "float16 or bfloat16", "q")
         if latent:
             self._check_latent()
         elif k.view.dtype != v.view.dtype:
@@ -165,10 +179,11 @@ class Inputs:
         if (k.batch, k.heads, k.rows) != (v.batch, v.heads, v.rows):
             raise invalid(f"k has shape {k.view.shape}, v has {v.view.shape}; only their last "
                           "dimension may differ", Reason.SIZE, "v")
-        if k.heads and q.heads % k.heads:
-            raise invalid(f"q has {q.heads} heads by layout=\"{self.layout}\", no multiple of the "
-                          f"{k.heads} of k and v; each KV head serves as many query heads: give "
-                          f"other heads or repeat them{self._other_order(q.rows, k.rows, paged)}",
+        if q.heads % k.heads:
+            raise invalid(f"q has {counted(q.heads, 'head')} by layout=\"{self.layout}\", no "
+                          f"multiple of the {k.heads} of k and v; each KV head serves as many "
+                          "query heads: give other heads or repeat them"
+                          + self._other_order(q.rows, k.rows, paged),
                           Reason.HEAD_RATIO, "heads_kv")
 
     def _check_latent(self) -> None:
@@ -230,9 +245,10 @@ class Inputs:
             most = table[1] * k.rows
             tokens = most if max_kv is None else _tokens(max_kv, "kv")
             if tokens > most:
-                raise invalid(f"max_seqlen_kv = {tokens}, but page_table has {table[1]} pages of "
-                              f"{k.rows} tokens for a sequence, {most} in all; give at most that, "
-                              "or a page_table with more columns", Reason.SIZE, "seqlen_kv")
+                raise invalid(f"max_seqlen_kv = {tokens}, but page_table has "
+                              f"{counted(table[1], 'page')} of {counted(k.rows, 'token')} for a "
+                              f"sequence, {most} in all; give at most that, or a page_table with "
+                              "more columns", Reason.SIZE, "seqlen_kv")
             sizes.update(page_size=k.rows, pages=k.batch, seqlen_kv=tokens)
         elif "cu_seqlens_kv" in seen:
             self._same_batch(sequences(seen["cu_seqlens_kv"], "cu_seqlens_kv"), "cu_seqlens_kv")
@@ -253,8 +269,8 @@ class Inputs:
             wide = self.k.view.shape[:b] + (expected,) + self.k.view.shape[b + 1:]
             remedy = ("to use k and v for every sequence of q, repeat them with "
                       f"broadcast_to(k, {wide}), which copies nothing")
-        raise invalid(f"{name} holds {batch} {'sequence' if batch == 1 else 'sequences'}, q holds "
-                      f"{expected}; {remedy}", Reason.SIZE, name)
+        raise invalid(f"{name} holds {counted(batch, 'sequence')}, q holds {expected}; "
+                      f"{remedy}", Reason.SIZE, name)
 
     def _member(self, name: str, array: Array, seen: View) -> Any:
         """What flashattn_args gets: a pointer, or a flashattn_tensor that repeats where the array
@@ -351,6 +367,12 @@ def set_sizes(args: Any, sizes: Dict[str, int]) -> None:
         raise misfit([(name, _MEMBERS[name].type, value)]) from None
 
 
+def check_pages(pages: Tensor, layout: str, name: str) -> None:
+    if not pages.rows:  # to the library: no pages
+        raise invalid(f"{name} has shape {pages.view.shape}, pages of 0 tokens in the order "
+                      f"\"{layout}\"; give at least 1", Reason.PAGE_SIZE, name)
+
+
 def _extent(dim: Dim, sizes: Dict[str, int]) -> int:
     size = int(dim.size) if dim.size.isdigit() else sizes[dim.size]
     if dim.by:
@@ -409,9 +431,10 @@ def rng_words(rng_seed: Optional[int], rng_offset: int) -> Dict[str, int]:
 def check_seed(is_given: bool, dropout: float) -> None:
     """Without one every call would drop the same weights."""
     if dropout and not is_given:
-        raise invalid(f"dropout = {dropout} is given without a seed; give rng_seed=, an integer of "
-                      "which each layer and step has its own (or its own rng_offset=), the same "
-                      "one in the backward call", Reason.DROPOUT, "rng_seed")
+        # As it is in single precision, and yet no longer than it was given.
+        raise invalid(f"dropout = {str(np.float32(dropout))} is given without a seed; give "
+                      "rng_seed=, an integer of which each layer and step has its own (or its own "
+                      "rng_offset=), the same one in the backward call", Reason.DROPOUT, "rng_seed")
 
 
 def first_given(*arrays: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _gpu
-from ._arrays import dtype_code
+from ._arrays import I8, dtype_code
 from ._constants import Determinism, Reason
 from ._errors import invalid, wrong_type
 
@@ -126,19 +126,29 @@ def dtype(value: Any, name: str) -> int:
     return 0 if value is None else dtype_code(value, name)
 
 
+def computed(value: Any, name: str) -> int:
+    """dtype() of what is not in a cache."""
+    code = dtype(value, name)
+    if code == I8:
+        raise invalid(f"{name} = 'int8' is for k and v alone, dtype_kv; give float32, float16 or "
+                      "bfloat16", Reason.DTYPE, name)
+    return code
+
+
 # The keywords of describe(): what converts the value, and once more to itself; and its default.
 OPTIONS: Dict[str, Tuple[Callable[[Any, str], Any], Any]] = {
-    "dtype": (dtype_code, 0), "window": (window, None), "chunk": (chunk, None),
+    "dtype": (computed, None), "window": (window, None), "chunk": (chunk, None),
     "softcap": (softcap, 0.0), "scale": (scale, None), "dropout": (real, 0.0),
     "determinism": (determinism, 0), "device": (device, (0, 0)), "forward": (flag, True),
 }
-OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_o", "dtype_bias",
-                                                "dtype_grad")})
+OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_bias")})
+OPTIONS.update({name: (computed, 0) for name in ("dtype_o", "dtype_grad")})
 OPTIONS.update({name: (flag, False) for name in (
     "causal", "top_left", "alibi", "sink", "return_lse", "backward", "dlse", "return_dbias",
     "return_dsink", "varlen_q", "varlen_kv", "hidden_pages", "latent_kv")})
+OPTIONS.update({name: (integer, None) for name in ("heads_q", "dim_qk")})  # without a default
 OPTIONS.update({name: (integer, 0) for name in (
-    "heads_q", "heads_kv", "dim_qk", "dim_v", "block_q", "block_kv", "tree", "page_size",
+    "heads_kv", "dim_v", "block_q", "block_kv", "tree", "page_size",
     "descale_block", "descale_dim", "splits", "threads", "max_batch", "max_seqlen_q",
     "max_seqlen_kv", "max_total_q", "max_total_kv", "multiprocessors", "workspace_limit")})
 

@@ -10,7 +10,7 @@ import numpy as np
 from . import _arrays, _events, _gpu, _parallel
 from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
 from ._constants import (Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo, Reason)
-from ._describe import describe, takes_description
+from ._describe import describe, described, takes_description
 from ._errors import fail, invalid, misfit, wrong_type
 from ._inputs import FACTS, NUMBERS, Inputs, Tensor, axes, first_given, set_sizes
 from ._library import ffi, lib, text
@@ -88,7 +88,7 @@ class Plan:
 
     @takes_description
     def __init__(self, **description: Any) -> None:
-        descriptor = describe(**description)
+        descriptor = described(description)
         plan = ffi.new("flashattn_plan **")
         status = lib.flashattn_plan_create(c_descriptor(descriptor), plan, ffi.NULL)
         if status:

@@ -6,9 +6,10 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from . import _arrays, _gpu, _parallel
 from ._arrays import CACHE_8BIT, F8, F32, I8, NAMES, View, beside, view
 from ._constants import Reason, Transform
-from ._errors import fail, invalid, wrong_type
+from ._errors import counted, fail, invalid, wrong_type
 from ._inputs import Tensor, first_given, longest, sequences, set_sizes
 from ._library import ffi, lib
+from ._names import says_options
 from ._options import dtype, flag, integer, uniform
 from ._plan import cached_plan
 
@@ -30,6 +31,7 @@ class Quantized(NamedTuple):
     lse_shift: Any = None
 
 
+@says_options
 def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int = 0,
              cache: bool = False, smooth_k: bool = False, rotation_seed: Optional[int] = None,
              scale: Optional[float] = None, layout: Optional[str] = None,
@@ -187,7 +189,8 @@ class _Call:
                 raise invalid(f"max_seqlen_{side} = {self.most[side]} has a meaning only with "
                               f"{cu}; leave it out", Reason.SIZE, "seqlen_" + side)
             elif tensor is not None and tensor.batch != sizes["batch"]:
-                raise invalid(f"{side} holds {tensor.batch} sequences, others {sizes['batch']}; "
+                raise invalid(f"{side} holds {counted(tensor.batch, 'sequence')}, others "
+                              f"{sizes['batch']}; "
                               "give as many", Reason.SIZE, "batch")
         return sizes
 

@@ -11,10 +11,11 @@ from . import _arrays, _gpu, _parallel
 from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
                       packed, view)
 from ._constants import Device, DeviceInfo, LogLevel, Reason
-from ._describe import describe, takes_description
+from ._describe import described, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, check_seed, rng_words
 from ._library import ffi, lib, text
+from ._names import says_options
 from ._options import integer, uniform
 from ._plan import Plan, c_descriptor, cached_plan, new_args
 
@@ -23,6 +24,7 @@ _log_lock = threading.Lock()
 _log: Any = ffi.NULL  # what the library calls: alive until it has another
 
 
+@says_options
 def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[str] = None,
           o: Any = None, dtype_o: Optional[DTypeLike] = None,
           stream: Any = None, parallel: Any = None) -> Tuple[Any, Any]:
@@ -106,6 +108,7 @@ def _plan_of(place: _arrays.Place, dtype: int, **chosen: Any) -> Plan:
     return cached_plan((dtype,), uniform(chosen))
 
 
+@says_options
 def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dropout: float,
                  rng_seed: Optional[int] = None, rng_offset: int = 0, keep: Any = None,
                  stream: Any = None, parallel: Any = None) -> Any:
@@ -147,7 +150,7 @@ def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dro
 @takes_description
 def check(**description: Any) -> None:
     """Raises what Plan(**description) would raise; the keywords are those of describe()."""
-    status = lib.flashattn_check(c_descriptor(describe(**description)), ffi.NULL)
+    status = lib.flashattn_check(c_descriptor(described(description)), ffi.NULL)
     if status:
         fail(status)
 

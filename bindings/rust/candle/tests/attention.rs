@@ -115,6 +115,14 @@ fn refusals_keep_the_message() -> Result<()> {
     let flat = kv.flatten(1, 2)?;
     assert_refused(flash_attn(&kv, &flat, &kv, 1.0, false), "k has shape [1, 8, 8]; give 4");
 
+    // To the library 0 is a default.
+    let none = kv.narrow(3, 0, 0)?;
+    assert_refused(flash_attn(&kv, &kv, &none, 1.0, false), "heads of 0 elements; give at least 1");
+    assert_refused(flash_attn(&none, &none, &kv, 1.0, false), "dim_qk = 0");
+    let none = kv.narrow(2, 0, 0)?;
+    assert_refused(flash_attn(&kv, &none, &none, 1.0, false), "0 heads; give at least 1");
+    assert_refused(flash_attn(&none, &kv, &kv, 1.0, false), "heads_q = 0");
+
     let of = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu);
     let options = Attention::new(1.0);
     let sink = |sink: &Tensor| options.clone().sink(sink).forward(&kv, &kv, &kv);

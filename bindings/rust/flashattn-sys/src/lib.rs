@@ -1682,9 +1682,10 @@ extern "C" {
     ///
     /// (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32. Results do not depend on the
     /// magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
-    /// row that sees one key only is that key's value. On Hopper many queries beside a cache of F8E4M3
-    /// are computed with copies of the numbers meant, in the workspace, rounded to the type of q; those
-    /// beyond its range become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
+    /// row that sees one key only is that key's value, exactly; in F32 on a GPU, where a bias hides the
+    /// other keys, within 2^-23 of it. On Hopper many queries beside a cache of F8E4M3 are computed with
+    /// copies of the numbers meant, in the workspace, rounded to the type of q; those beyond its range
+    /// become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
     ///
     /// ```text
     ///   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
@@ -1713,11 +1714,12 @@ extern "C" {
     /// ```
     ///
     /// dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
-    /// For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
-    /// leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
-    /// score and the sum of the weights beside it are computed again instead, unless lse counts keys
-    /// that the call does not see; above 2^20 no lse can tell that. F8E4M3 on a GPU: from copies of the
-    /// numbers meant, in the workspace, in the 16-bit type of o, else of the gradients, else BF16.
+    /// For a part of a larger attention, give the o and lse that flashattn_merge wrote. The rounding of
+    /// an fp32 lse alone leaves a weight a relative error of up to |lse| * 2^-24, beside what rounding
+    /// the score does: where |lse| is 1024 or more, the largest score and the sum of the weights beside
+    /// it are computed again instead, unless lse counts keys that the call does not see; above 2^20 no
+    /// lse can tell that. F8E4M3 on a GPU: from copies of the numbers meant, in the workspace, in the
+    /// 16-bit type of o, else of the gradients, else BF16.
     ///
     /// # Safety
     ///

@@ -109,6 +109,11 @@ impl Resolved {
         if (given.varlen, given.heads, given.dim) == (varlen, heads, dim) {
             return Ok(());
         }
+        if given.heads == 0 || given.dim == 0 {
+            let none = if given.heads == 0 { "0 heads" } else { "heads of 0 elements" };
+            let message = format!("{field} is {given}, {none}; give at least 1");
+            return Err(invalid(Reason::SIZE, field, message));
+        }
         let layout = if varlen { "(tokens, heads, dim)" } else { "(batch, seq, heads, dim)" };
         let remedy = if (given.varlen, given.seq, given.dim) == (varlen, heads, dim) {
             "heads come after seq: for the other order in memory, name the sizes in this one and give \

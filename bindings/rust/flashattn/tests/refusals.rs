@@ -107,6 +107,31 @@ fn arrays_that_do_not_fit_the_plan() {
     assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "q");
 }
 
+/// To the library 0 is a default, which views without elements would not hold.
+#[test]
+fn arrays_without_heads_or_elements() {
+    let (data, none) = (vec![0.5f32; 2 * 5 * 2 * 8], Vec::<f32>::new());
+    let plan = DescBuilder::new(Dtype::F32, 2, 8).heads_kv(0).dim_v(0).build().unwrap();
+    let whole = || View::new(&data, [2, 5, 2, 8]).unwrap();
+    for (dims, words) in [
+        ([2, 5, 0, 8], "0 heads; give at least 1"),
+        ([2, 5, 2, 0], "heads of 0 elements; give at least 1"),
+    ] {
+        let empty = || View::new(&none, dims).unwrap();
+        let mut o = vec![0f32; data.len()];
+        for (field, inputs) in [
+            ("q", Inputs::new(empty(), whole(), whole())),
+            ("k", Inputs::new(whole(), empty(), whole())),
+            ("v", Inputs::new(whole(), whole(), empty())),
+        ] {
+            let output = Output::new(ViewMut::new(&mut o, [2, 5, 2, 8]).unwrap());
+            let error = plan.forward(&inputs, output, &mut Workspace::new()).unwrap_err();
+            assert_eq!((error.reason, error.field.as_str()), (Reason::SIZE, field), "{error}");
+            assert!(error.message.contains(words), "{error}");
+        }
+    }
+}
+
 #[test]
 fn outputs_that_do_not_fit() {
     let data = vec![0.5f32; LEN];

@@ -5,6 +5,7 @@
 #include "cuda/host/preload.h"
 #include "cuda/host/launch.h"
 #include "cuda/kernels/common/bwd_rows.cuh"
+#include "cuda/kernels/common/lse_delta.cuh"
 #include "cuda/device/score_mod.cuh"
 #include "cuda/device/smem_tile.cuh"
 

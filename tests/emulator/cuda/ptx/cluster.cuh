@@ -11,7 +11,7 @@ namespace flashattn::cuda::ptx {
 
 inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
 inline void cluster_arrive() { emulator::cluster_arrive(); }
-inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
+inline void cluster_arrive_relaxed() { emulator::cluster_arrive(false); }
 inline void cluster_wait() { emulator::cluster_wait(); }
 inline uint32_t mapa(uint32_t address, uint32_t rank) { return emulator::mapa(address, rank); }
 inline void mbarrier_arrive_remote(uint32_t barrier) { emulator::mbarrier_arrive_remote(barrier); }
