@@ -71,7 +71,6 @@ class CodeCheck {
 // partitions, and at most 25 MB, measured to be best on an H200 (which reports 60 MB).
 int64_t usable_l2_bytes(int32_t device);
 
-
 // The name of a forward kernel in plan_info, without its score modification.
 template <class Entry>
 std::string forward_name(const char* backend, const Entry& e) {

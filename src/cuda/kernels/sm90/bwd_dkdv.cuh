@@ -87,8 +87,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
       char *const dv_row = row(to_dv), *const dk_row = row(to_dk);
       const int32_t keys = output_tile.keys - first;
       storage_.ds.producer_acquire(at);
-      store_via_smem(dv, this->p_scale(), at, dv_row, to_dv.stride_seq * 2, keys,
-                     problem.dim_v);
+      store_via_smem(dv, this->p_scale(), at, dv_row, to_dv.stride_seq * 2, keys, problem.dim_v);
       store_via_smem(dk, problem.scale, at, dk_row, to_dk.stride_seq * 2, keys, problem.dim_qk);
     }
   }
