@@ -92,6 +92,21 @@ def sharding(mesh, size):
         torch.testing.assert_close(o.full_tensor(), alone.detach(), atol=1e-6, rtol=1e-5)
         for got, want in zip(grads, wants):
             torch.testing.assert_close(got.full_tensor(), want, atol=1e-5, rtol=1e-5)
+        halves = [fa.attention(q, k, v, return_lse=True) for q, k, v in (
+            [x if i == 0 else x[:, part] for i, x in enumerate(inputs)]
+            for part in (slice(5), slice(5, None)))]
+        leaves = [x.detach().requires_grad_() for column in zip(*halves) for x in column]
+        wants = torch.autograd.grad(fa.merge(leaves[:2], leaves[2:])[0], leaves, dout)
+        # lse has no dimension of tokens before that of heads.
+        where = [placements[name]] * 2 + [Shard(placements[name].dim // 2)] * 2
+        split = [distribute_tensor(x.detach(), mesh, [place]).requires_grad_()
+                 for x, place in zip(leaves, where)]
+        o, lse = fa.merge(split[:2], split[2:])
+        assert o.placements == (where[0],) and lse.placements == (where[2],)
+        torch.testing.assert_close(o.full_tensor(), fa.merge(leaves[:2], leaves[2:])[0])
+        grads = torch.autograd.grad(o, split, distribute_tensor(dout, mesh, [placements[name]]))
+        for got, want in zip(grads, wants):
+            torch.testing.assert_close(got.full_tensor(), want)
     # Packed sequences, and heads that cannot be split evenly: three KV heads are not two shards.
     cu = distribute_tensor(torch.tensor([0, 7, 20], dtype=torch.int32), mesh, [Replicate()])
     q = shared(20, 4, 16).detach()
