@@ -134,9 +134,10 @@ def _activated():
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_sdpa(mask):
-    inputs = [torch.randn(2, 4, n, 16) for n in (33, 45, 45)]
-    options = MASKS[mask]
+def test_sdpa(mask, device):
+    inputs = [torch.randn(2, 4, n, 16, device=device) for n in (33, 45, 45)]
+    options = {name: value.to(device) if name == "attn_mask" else value
+               for name, value in MASKS[mask].items()}
 
     def theirs(q, k, v):
         more = {name: value.to(q.dtype) if name == "attn_mask" and value.is_floating_point()
@@ -145,6 +146,48 @@ def test_sdpa(mask):
 
     compare(inputs, lambda q, k, v: fa.scaled_dot_product_attention(q, k, v, **options), theirs,
             torch.float32)
+
+
+SHAPES = {  # of query, key, value and attn_mask without their last two dimensions
+    "one head": ((), (), (), ()), "three": ((6,), (6,), (6,), None),
+    "three, a mask each": ((6,), (6,), (6,), (6,)), "three of one": ((6,), (1,), (6,), (1,)),
+    "five": ((2, 3, 4), (2, 3, 4), (2, 3, 4), None),
+    "five, masks": ((2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 1)),
+    "five, a mask each": ((2, 3, 4), (2, 3, 4), (2, 3, 4), (2, 1, 1)),
+    "keys of one": ((3, 4), (1, 4), (3, 4), (3, 1)), "query of one": ((1, 4), (3, 4), (3, 4), None),
+    "keys of fewer dimensions": ((2, 3, 4), (3, 4), (4,), None),
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_sdpa_of_any_leading_dimensions(device, shapes):
+    """As torch folds and broadcasts them; gradients of what is broadcast are summed."""
+    *tensors, mask = SHAPES[shapes]
+    q, k, v = (torch.randn(*shape, n, 16, device=device, requires_grad=True)
+               for shape, n in zip(tensors, (9, 11, 11)))
+    mask = None if mask is None else torch.randn(*mask, 9, 11, device=device)
+    got = fa.scaled_dot_product_attention(q, k, v, mask)
+    want = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    dout = torch.randn_like(want)
+    for g, w in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (got, want))):
+        torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shapes, why", [
+    ([(16,), (11, 16), (11, 16)], r"\(16,\), \(11, 16\), .*give 2 dimensions or more"),
+    ([(2, 4, 9, 16), (3, 4, 9, 16), (3, 4, 9, 16)], "do not broadcast to one shape"),
+    ([(9, 16), (9, 16), (9, 16), (2, 9, 9)], r"\(2, 9, 9\), whose .* do not broadcast")])
+def test_sdpa_refuses_by_name(device, shapes, why):
+    with pytest.raises(ValueError, match=why):
+        fa.scaled_dot_product_attention(*[torch.randn(shape, device=device) for shape in shapes])
+
+
+def test_sdpa_of_five_dimensions_compiles(device):
+    q = torch.randn(2, 3, 4, 9, 16, device=device)
+    torch._dynamo.reset()
+    call = torch.compile(fa.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(call(q, q, q), fa.scaled_dot_product_attention(q, q, q))
 
 
 @pytest.mark.parametrize("mask", MASKS)
