@@ -119,6 +119,66 @@ def test_sdpa_has_the_defaults_of_torch():
         ("enable_gqa", False)]
 
 
+# What follows the tensors in flash-attn 2's functions, but for the one on a cache.
+OPTIONS = dict(dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+               alibi_slopes=None, deterministic=False, return_attn_probs=False)
+LENGTHS = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), "given")
+QKV = dict.fromkeys("qkv", "given")
+FLASH_ATTN = {
+    "flash_attn_func": dict(QKV, **OPTIONS),
+    "flash_attn_varlen_func": dict(QKV, **LENGTHS, **OPTIONS, block_table=None),
+    "flash_attn_with_kvcache": dict(
+        q="given", k_cache="given", v_cache="given", k=None, v=None, rotary_cos=None,
+        rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,
+        block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+        rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False),
+}
+
+
+@pytest.mark.parametrize("name", FLASH_ATTN)
+def test_flash_attns_arguments_and_defaults(name):
+    parameters = inspect.signature(getattr(fa, name)).parameters.values()
+    assert [(p.name, "given" if p.default is p.empty else p.default)
+            for p in parameters] == list(FLASH_ATTN[name].items())
+
+
+def test_the_packed_forms_take_flash_attns_arguments():
+    """By position, by name, and left out, after what is packed."""
+    qkv = torch.randn(2, 33, 3, 4, 16)
+    flat, cu = qkv.flatten(0, 1), torch.tensor([0, 33, 66], dtype=torch.int32)
+    given = dict(OPTIONS, softmax_scale=0.3, causal=True, window_size=(9, 0), softcap=20.0,
+                 alibi_slopes=torch.rand(4), deterministic=True, return_attn_probs=True)
+    assert list(given) == list(OPTIONS)
+    lengths = dict(zip(LENGTHS, (cu, cu, 33, 33)))
+    want = fa.flash_attn_func(*qkv.unbind(2), **given)
+    for function, packed, more in (
+            (fa.flash_attn_qkvpacked_func, {"qkv": qkv}, {}),
+            (fa.flash_attn_kvpacked_func, {"q": qkv[:, :, 0], "kv": qkv[:, :, 1:]}, {}),
+            (fa.flash_attn_varlen_qkvpacked_func, {"qkv": flat},
+             {"cu_seqlens": cu, "max_seqlen": 33}),
+            (fa.flash_attn_varlen_kvpacked_func, {"q": flat[:, 0], "kv": flat[:, 1:]}, lengths)):
+        tensors = {**packed, **more}
+        results = [function(*tensors.values(), *given.values()), function(**tensors, **given)]
+        for o, lse, none in results:
+            assert none is None
+            torch.testing.assert_close(o.reshape(want[0].shape), want[0])
+            assert lse.shape == ((4, 66) if more else (2, 4, 33))
+        assert torch.equal(function(**tensors), function(*tensors.values(), *OPTIONS.values()))
+
+
+def test_an_import_activates_nothing():
+    """F.scaled_dot_product_attention stays torch's until activate() is called."""
+    program = """if True:
+        import torch, flashattn.torch as fa
+        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 2, 4, 33, 16))
+        print(fa.report())"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                         check=False, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    assert run.returncode == 0, run.stderr
+    assert ast.literal_eval(run.stdout) == {"active": False, "devices": [], "forward": 0,
+                                            "backward": 0, "refused": {}}
+
+
 MASKS = {
     "none": {}, "causal": dict(is_causal=True), "scale": dict(scale=0.5),
     "float": dict(attn_mask=torch.randn(2, 1, 33, 45)),
