@@ -156,6 +156,54 @@ def test_new_lengths_do_not_recompile(device):
     assert counts == counts[:1] * 3
 
 
+def test_the_second_length_makes_dimensions_dynamic(device):
+    """By torch's default: one more compilation, the last."""
+    counter, counts = torch._dynamo.testing.CompileCounterWithBackend("aot_eager"), []
+    dense = compiled(lambda q: fa.attention(q, q, q, causal=True), counter)
+    for tokens in (9, 14, 33, 7, 40):
+        q = torch.randn(2, tokens, 4, 16, device=device)
+        assert torch.equal(dense(q), fa.attention(q, q, q, causal=True))
+        counts.append(counter.frame_count)
+    assert counts == [1, 2, 2, 2, 2]
+
+
+def test_compile_of_packed_sequences_and_pages(device):
+    """By flash-attn's names: full graphs, with gradients of packed sequences; a cache is written."""
+    cu = torch.tensor([0, 7, 20], device=device, dtype=torch.int32)
+    lens = torch.tensor([13, 20], device=device, dtype=torch.int32)
+    table = torch.tensor([[0, 2], [3, 1]], device=device, dtype=torch.int32)
+    q, packed = torch.randn(2, 3, 4, 16, device=device), leaf(20, 4, 16, device=device)
+    pages, new = torch.randn(4, 16, 2, 16, device=device), torch.randn(2, 3, 2, 16, device=device)
+
+    def varlen(x):
+        return fa.flash_attn_varlen_func(x * 2, x, x, cu, cu, 13, 13, causal=True)
+
+    want = varlen(packed)
+    got = compiled(varlen)(packed)
+    assert torch.equal(got, want)
+    for g, w in zip(*(torch.autograd.grad(o.sum(), packed) for o in (got, want))):
+        torch.testing.assert_close(g, w)
+
+    def paged(x):
+        return fa.attention_paged(x * 2, pages, pages, table, lens, causal=True)
+
+    def cached(x, k_cache, v_cache, block_table):
+        return fa.flash_attn_with_kvcache(x * 2, k_cache, v_cache, new, new, cache_seqlens=lens - 3,
+                                          causal=True, block_table=block_table)
+
+    def cached_once(x, k_cache, v_cache):
+        return cached(x, k_cache, v_cache, None)
+
+    assert torch.equal(compiled(paged)(q), paged(q))
+    dense = torch.cat([pages[:2], pages[2:]], 1)
+    for function, cache, more in ((cached, pages, (table,)), (cached_once, dense, ())):
+        caches = [[cache.clone(), cache.clone()] for _ in range(2)]
+        want = function(q, *caches[0], *more)
+        assert torch.equal(compiled(function)(q, *caches[1], *more), want)
+        for wrote, same in zip(*caches):
+            assert torch.equal(wrote, same) and not torch.equal(wrote, cache)
+
+
 def test_export(device):
     class Layer(torch.nn.Module):
         def forward(self, q):
