@@ -16,7 +16,6 @@ import reference
 
 README = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "README.md"
 NAMES = ("o", "dq", "dk", "dv")
-SIZES = [(1, 239), (3, 799), (127, 512), (113, 203), (108, 256), (256, 128)]  # flash-attn's
 
 
 def grads(o, inputs, dout):
@@ -30,27 +29,6 @@ def compare(inputs, ours, naive, dtype, factor=2.0):
         copies = [x.detach().to(kind).requires_grad_() for x in inputs]
         results.append(grads(function(*copies), copies, dout.to(kind)))
     reference.check(*results, NAMES, factor)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", ["mha", "mqa", "gqa"])
-@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (False, True)])
-def test_flash_attn_func(device, sizes, kind, causal, local, dtype):
-    """flash-attn's grid: sizes, heads, masks; dims and softcap go along in turns."""
-    sq, sk = sizes
-    turn = SIZES.index(sizes)
-    dim = (32, 59, 64, 96, 111, 128)[turn]
-    softcap = 0.0 if turn % 2 else 30.0
-    heads, heads_kv = 6, {"mha": 6, "mqa": 1, "gqa": 2}[kind]
-    window = (sk // 3, sk // 4) if local else (-1, -1)
-    slopes = torch.rand(2, heads, device=device) * 0.3 if turn in (1, 4) else None
-    inputs = [torch.randn(2, n, h, dim, device=device).to(dtype) for n, h in
-              ((sq, heads), (sk, heads_kv), (sk, heads_kv))]
-    compare(inputs, lambda q, k, v: fa.flash_attn_func(
-        q, k, v, 0.0, None, causal, window, softcap, slopes), lambda q, k, v:
-        reference.attention(q, k, v, causal=causal, window=window, softcap=softcap,
-                            alibi_slopes=slopes)[0], dtype, 3.0 if softcap else 2.0)
 
 
 def test_packed_forms_are_the_same_function(device):
