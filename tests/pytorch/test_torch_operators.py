@@ -168,7 +168,7 @@ def test_the_second_length_makes_dimensions_dynamic(device):
 
 
 def test_compile_of_packed_sequences_and_pages(device):
-    """By flash-attn's names: full graphs, with gradients of packed sequences; a cache is written."""
+    """Full graphs by flash-attn's names; gradients of packed sequences; a cache is written."""
     cu = torch.tensor([0, 7, 20], device=device, dtype=torch.int32)
     lens = torch.tensor([13, 20], device=device, dtype=torch.int32)
     table = torch.tensor([[0, 2], [3, 1]], device=device, dtype=torch.int32)
