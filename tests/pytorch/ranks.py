@@ -32,18 +32,22 @@ def shared(*shape, dtype=torch.float32, seed=0):
 
 
 def context_parallel(mesh, size):
-    """The ring equals one process: float32 to 1e-5, bfloat16 to twice the naive error."""
+    """The ring equals one process: float32 to 1e-5, bfloat16 to twice the naive error. On GPUs
+    bfloat16 alone: torch gives float32 there to its efficient kernel, past this library."""
     from torch.distributed.tensor.experimental import context_parallel as split
     from torch.distributed.tensor.experimental._attention import (_cp_options,
                                                                   context_parallel_unshard,
                                                                   set_rotate_method)
     fa.activate()
-    for dtype, causal, rotate in itertools.product((torch.float32, torch.bfloat16), (True, False),
+    device = mesh.device_type
+    dtypes = (torch.float32, torch.bfloat16) if device == "cpu" else (torch.bfloat16,)
+    for dtype, causal, rotate in itertools.product(dtypes, (True, False),
                                                    ("allgather", "alltoall")):
         set_rotate_method(rotate)
         _cp_options.enable_load_balance = causal  # torch has it for causal masks alone
-        inputs = [shared(2, 4, 64, 32, dtype=dtype, seed=i) for i in range(3)]
-        dout = shared(2, 4, 64, 32, dtype=dtype, seed=3).detach()
+        *inputs, dout = [shared(2, 4, 64, 32, dtype=dtype, seed=i).detach().to(device)
+                         for i in range(4)]
+        inputs = [x.requires_grad_() for x in inputs]
         alone = F.scaled_dot_product_attention(*inputs, is_causal=causal)
         wants = [alone.detach(), *torch.autograd.grad(alone, inputs, dout)]
         shards, before = [x.detach().clone() for x in (*inputs, dout)], fa.report()
@@ -173,7 +177,7 @@ def data_parallel(mesh, size):
 
 
 CHECKS = {"cpu": (data_parallel, sharding, sdpa_of_heads, context_parallel),
-          "cuda": (data_parallel,)}
+          "cuda": (data_parallel, context_parallel)}
 
 
 def main():
