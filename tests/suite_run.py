@@ -150,13 +150,26 @@ class Run:
             raise Failed(f"pytest ended with status {status}")
         return count
 
+    @staticmethod
+    def set_up(name: str) -> List[str]:
+        """The lines that a program of tests/ prints. It says on stderr what it installs, which is
+        printed at once, and last, where it fails, why."""
+        why = ""
+        with subprocess.Popen([sys.executable, str(ROOT / "tests" / name)], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+            assert program.stdout is not None and program.stderr is not None
+            for line in program.stderr:
+                why = line.strip()
+                if not why.startswith("no "):
+                    print(why, flush=True)
+            lines = program.stdout.read().splitlines()
+        if program.returncode:
+            raise Skip(why or f"tests/{name} failed")
+        return lines
+
     def torch(self, *arguments: str, env: Dict[str, str]) -> Count:
         """By a Python of its own, which has PyTorch, and is made at the first call."""
-        setup = [sys.executable, str(ROOT / "tests" / "torch_setup.py")]
-        found = subprocess.run(setup, capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise Skip((found.stderr.strip().splitlines() or ["tests/torch_setup.py failed"])[-1])
-        python, *transformers = found.stdout.splitlines()
+        python, *transformers = self.set_up("torch_setup.py")
         newest, *older = [{**env, "PYTHONPATH": folder} for folder in transformers]
         count = self.pytest("tests/pytorch", *arguments, env=newest, python=python)
         for other in older:

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+import suite_run  # noqa: E402  pylint: disable=wrong-import-position
 SECONDS = 2.0
 SAID = {"": "usage: ./run COMMAND", "demo": "usage: ./run COMMAND", "build": "--cuda",
         "test": "names the suites", "bench": "presets with --device cuda", "generate": "--check",
@@ -55,3 +57,23 @@ def test_help_of_the_bench_names_all_presets(clone):
     said = subprocess.run([place / "run", "bench", "--help"], capture_output=True, text=True,
                           env={"PATH": "/usr/bin:/bin", "PYTHON": str(bare)}, check=True).stdout
     assert [name for name in presets if not re.search(rf"^  {name} .*rows", said, re.M)] == []
+
+
+@pytest.mark.parametrize("status", [0, 77])
+def test_what_is_installed_is_said(status, tmp_path, monkeypatch, capsys):
+    """At once, and before the reason where it cannot be."""
+    monkeypatch.setattr(suite_run, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a_setup.py").write_text(f"""import sys
+print("setting up once: a", file=sys.stderr)
+if {status}:
+    print("no a: it is not here", file=sys.stderr)
+print("where it is")
+sys.exit({status})
+""")
+    if status:
+        with pytest.raises(suite_run.Skip, match="^no a: it is not here$"):
+            suite_run.Run.set_up("a_setup.py")
+    else:
+        assert suite_run.Run.set_up("a_setup.py") == ["where it is"]
+    assert capsys.readouterr().out == "setting up once: a\n"

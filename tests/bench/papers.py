@@ -49,6 +49,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return flashattn.torch.attention(q, k, v, causal=causal)
 
 
+REPEATS = 4  # runs of a loss curve, whose differences are the spread
 RUNNERS: Dict[str, Attention] = {"materialised": materialised, "sdpa": sdpa, "flashattn": ours}
 
 
@@ -304,7 +305,7 @@ class Bench:
                   + " |", flush=True)
 
     def losses(self, shape: Shape, steps: int, seeds: int) -> None:
-        """Curves of SDPA, of SDPA once more, of each of SDPA's kernels, and ours.
+        """Curves of several runs of SDPA and of ours, and of each of SDPA's kernels.
 
         A second run of the same kernel has the same o, bit for bit; on a GPU sums of gradients come
         in another order. Another kernel rounds every o in another way. Training lets both grow, so
@@ -314,6 +315,11 @@ class Bench:
                    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
                                    SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)}
         runs = {"sdpa": sdpa, "sdpa again": sdpa, **kernels, "flashattn": ours}
+        repeats = {name: [name, *(f"{name}, run {i}" for i in range(first, REPEATS + 1))]
+                   for name, first in (("sdpa", 3), ("flashattn", 2))}
+        repeats["sdpa"].insert(1, "sdpa again")
+        for name, names in repeats.items():
+            runs.update({other: runs[name] for other in names})
         for seed in range(seeds):
             curves = {name: curve for name, f in runs.items()
                       if (curve := self.curve(f, shape, steps, seed)) is not None}
@@ -328,6 +334,16 @@ class Bench:
                   "| | mean | largest |\n|---|---|---|")
             pairs = [("sdpa", "sdpa again"), *itertools.combinations(theirs, 2),
                      *[(name, "flashattn") for name in ("sdpa", *theirs)]]
+            both = [[curves[name] for name in names] for names in repeats.values()]
+            spreads: Dict[str, Any] = {
+                f"{REPEATS} runs of sdpa": itertools.combinations(both[0], 2),
+                f"{REPEATS} runs of flashattn": itertools.combinations(both[1], 2),
+                "each of sdpa, each of flashattn": itertools.product(*both),
+                "the mean of sdpa, the mean of flashattn": [
+                    [torch.stack(its).mean(0) for its in both]]}
+            for name, those in spreads.items():
+                apart = torch.stack([(a - b).abs() for a, b in those])
+                print(f"| {name} | {apart.mean():.5f} | {apart.max():.4f} |", flush=True)
             for a, b in pairs:
                 apart = (curves[a] - curves[b]).abs()
                 print(f"| {a}, {b} | {apart.mean():.5f} | {apart.max():.4f} |", flush=True)
@@ -370,7 +386,8 @@ def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
     left.set_ylabel("ms a training step")
     left.legend()
     losses = [line for line in lines if line["table"] == "losses, seed 0"]
-    for name in ([key for key in losses[0] if key.startswith("loss, ")] if losses else ()):
+    for name in ([key for key in losses[0] if key.startswith("loss, ")
+                 and ", run " not in key] if losses else ()):
         right.plot([line[name] for line in losses], label=name)
     right.set_xlabel("step")
     right.legend()

@@ -10,15 +10,16 @@ clock shows next to nothing of them.
 
 The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown. A
 backward call is one of torch.autograd.grad: most of it is PyTorch's, as that of a sum shows; one of
-ten is what a call adds to a longer backward pass. flash-attn's function is there on a GPU where a
-package of it is installed; nan: it has no backward pass there.
+ten is what a call adds to a longer backward pass. flash-attn's functions are there on a GPU where
+packages of it are installed, 2, 3 and 4; nan: one has no backward pass.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict
 
 import torch
 import torch.nn.functional as F
@@ -68,19 +69,20 @@ def kinds(function: Callable[..., Any], inputs: Any, leaves: Any) -> Dict[str, C
             "backward, one of ten": chain(function, leaves[0], *inputs[1:])}
 
 
-def flash_attn() -> Optional[Tuple[str, Callable[..., Any]]]:
-    """Of what is installed of flash-attn 2, 3 and 4 the first: its name, and its function."""
+def flash_attns() -> Dict[str, Callable[..., Any]]:
+    """The functions of what is installed of flash-attn 2, 3 and 4, by the module's name."""
+    found = {}
     for module in ("flash_attn", "flash_attn_interface", "fa3_fwd_interface", "flash_attn.cute"):
         try:
             function = importlib.import_module(module).flash_attn_func
         except (ImportError, AttributeError, OSError):
             continue
 
-        def first(*inputs: Any) -> Any:
+        def first(*inputs: Any, function: Callable[..., Any] = function) -> Any:
             o = function(*inputs)
             return o[0] if isinstance(o, tuple) else o
-        return module, first
-    return None
+        found[module] = first
+    return found
 
 
 def working(calls: Dict[str, Callable[[], Any]]) -> Dict[str, Callable[[], Any]]:
@@ -118,9 +120,11 @@ def main() -> None:
     sdpa = F.scaled_dot_product_attention
     columns = {"flashattn": kinds(fa.attention, ours, leaves),
                "PyTorch": kinds(sdpa, theirs, their_leaves)}
-    other = flash_attn() if on_gpu else None
-    if other is not None:
-        columns[other[0]] = working(kinds(other[1], ours, leaves))
+    for name, function in (flash_attns() if on_gpu else {}).items():
+        try:
+            columns[name] = working(kinds(function, ours, leaves))
+        except Exception as error:  # a package for other GPUs or sizes
+            print(f"{name} does not run: {error}", file=sys.stderr)
     calls: Dict[str, Callable[[], Any]] = {
         "backward of a sum of three": gradient(leaves[0] + leaves[1] + leaves[2], leaves),
         "backward of an addition, one of ten": chain(lambda q, k, v: q + k, leaves[0], *ours[1:]),

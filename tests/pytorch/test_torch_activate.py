@@ -9,6 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashattn.torch as fa
 import reference
+from flashattn import UnsupportedError
+from flashattn._constants import Reason, Status
+from flashattn.torch import _launch
 
 varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has no varlen_attn")
 aten = torch.ops.aten
@@ -131,6 +134,29 @@ def test_varlen_of_a_cache(device, kind, ran):
         torch.testing.assert_close(got[b:b + 1], want, atol=2e-2 if device == "cuda" else 1e-5,
                                    rtol=1e-2 if device == "cuda" else 1e-4)
     assert ran() == {"forward": 2, "backward": 0, "refused": 0}
+
+
+def test_what_is_refused_goes_to_torchs_kernel(device, ran, monkeypatch):
+    """Both passes, where this library refuses both."""
+    def refuse(*_, **__):
+        raise UnsupportedError("a test refuses", Status.ERROR_UNSUPPORTED, Reason.OP, "q")
+
+    inputs = torch.randn(3, 2, 4, 31, 16, device=device, dtype=dtype_of(device)).unbind()
+    inputs, dout = [x.requires_grad_() for x in inputs], torch.randn_like(inputs[0])
+
+    def call():
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            o = F.scaled_dot_product_attention(*inputs, is_causal=True)
+            return [o, *torch.autograd.grad(o, inputs, dout)]
+
+    for name in ("prepare_forward", "backward"):
+        monkeypatch.setattr(_launch, name, refuse)
+    results = call()
+    assert ran() == {"forward": 0, "backward": 0, "refused": 2}
+    assert fa.report()["refused"]["a test refuses"] >= 2
+    fa.restore()
+    for got, want in zip(results, call()):
+        torch.testing.assert_close(got, want)
 
 
 def test_dropout_is_repeated_in_the_backward_call(device, ran):

@@ -102,7 +102,14 @@ def figures(device, rounds):
     return {name: [float(number) for number in numbers] for name, *numbers in rows}
 
 
+NUMPYS = 15  # microseconds that tensors in the place of arrays may add to flashattn.attention()
+
+
 def too_long(found, device):
+    if device == "cpu":
+        took = [found[f"NumPy's functions, {kind}"][0] for kind in ("tensors", "arrays")]
+        if took[0] - took[1] > NUMPYS:
+            yield f"tensors take {took[0]} us, arrays {took[1]}"
     for name, (ratio, ratio_activated) in RATIOS.items():
         ours, activated, theirs = found[name][:3]
         limits = {"": theirs * ratio, ", activated": theirs * ratio_activated}
@@ -118,7 +125,8 @@ def test_what_a_call_costs(device):
     much other work of more rounds."""
     for rounds in (20, 100, 400):
         found = figures(device, rounds)
-        assert len(found) >= 5 and all(number > 0 for row in found.values() for number in row)
+        assert len(found) >= 5 and all(
+            number > 0 for row in found.values() for number in row[:3])
         slow = list(too_long(found, device))
         if not slow:
             break

@@ -16,7 +16,6 @@ import reference
 
 README = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "README.md"
 NAMES = ("o", "dq", "dk", "dv")
-SIZES = [(1, 239), (3, 799), (127, 512), (113, 203), (108, 256), (256, 128)]  # flash-attn's
 
 
 def grads(o, inputs, dout):
@@ -30,27 +29,6 @@ def compare(inputs, ours, naive, dtype, factor=2.0):
         copies = [x.detach().to(kind).requires_grad_() for x in inputs]
         results.append(grads(function(*copies), copies, dout.to(kind)))
     reference.check(*results, NAMES, factor)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("kind", ["mha", "mqa", "gqa"])
-@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (False, True)])
-def test_flash_attn_func(device, sizes, kind, causal, local, dtype):
-    """flash-attn's grid: sizes, heads, masks; dims and softcap go along in turns."""
-    sq, sk = sizes
-    turn = SIZES.index(sizes)
-    dim = (32, 59, 64, 96, 111, 128)[turn]
-    softcap = 0.0 if turn % 2 else 30.0
-    heads, heads_kv = 6, {"mha": 6, "mqa": 1, "gqa": 2}[kind]
-    window = (sk // 3, sk // 4) if local else (-1, -1)
-    slopes = torch.rand(2, heads, device=device) * 0.3 if turn in (1, 4) else None
-    inputs = [torch.randn(2, n, h, dim, device=device).to(dtype) for n, h in
-              ((sq, heads), (sk, heads_kv), (sk, heads_kv))]
-    compare(inputs, lambda q, k, v: fa.flash_attn_func(
-        q, k, v, 0.0, None, causal, window, softcap, slopes), lambda q, k, v:
-        reference.attention(q, k, v, causal=causal, window=window, softcap=softcap,
-                            alibi_slopes=slopes)[0], dtype, 3.0 if softcap else 2.0)
 
 
 def test_packed_forms_are_the_same_function(device):
@@ -135,6 +113,66 @@ def test_sdpa_has_the_defaults_of_torch():
         ("enable_gqa", False)]
 
 
+# What follows the tensors in flash-attn 2's functions, but for the one on a cache.
+OPTIONS = dict(dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+               alibi_slopes=None, deterministic=False, return_attn_probs=False)
+LENGTHS = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), "given")
+QKV = dict.fromkeys("qkv", "given")
+FLASH_ATTN = {
+    "flash_attn_func": dict(QKV, **OPTIONS),
+    "flash_attn_varlen_func": dict(QKV, **LENGTHS, **OPTIONS, block_table=None),
+    "flash_attn_with_kvcache": dict(
+        q="given", k_cache="given", v_cache="given", k=None, v=None, rotary_cos=None,
+        rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,
+        block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+        rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False),
+}
+
+
+@pytest.mark.parametrize("name", FLASH_ATTN)
+def test_flash_attns_arguments_and_defaults(name):
+    parameters = inspect.signature(getattr(fa, name)).parameters.values()
+    assert [(p.name, "given" if p.default is p.empty else p.default)
+            for p in parameters] == list(FLASH_ATTN[name].items())
+
+
+def test_the_packed_forms_take_flash_attns_arguments():
+    """By position, by name, and left out, after what is packed."""
+    qkv = torch.randn(2, 33, 3, 4, 16)
+    flat, cu = qkv.flatten(0, 1), torch.tensor([0, 33, 66], dtype=torch.int32)
+    given = dict(OPTIONS, softmax_scale=0.3, causal=True, window_size=(9, 0), softcap=20.0,
+                 alibi_slopes=torch.rand(4), deterministic=True, return_attn_probs=True)
+    assert list(given) == list(OPTIONS)
+    lengths = dict(zip(LENGTHS, (cu, cu, 33, 33)))
+    want = fa.flash_attn_func(*qkv.unbind(2), **given)
+    for function, packed, more in (
+            (fa.flash_attn_qkvpacked_func, {"qkv": qkv}, {}),
+            (fa.flash_attn_kvpacked_func, {"q": qkv[:, :, 0], "kv": qkv[:, :, 1:]}, {}),
+            (fa.flash_attn_varlen_qkvpacked_func, {"qkv": flat},
+             {"cu_seqlens": cu, "max_seqlen": 33}),
+            (fa.flash_attn_varlen_kvpacked_func, {"q": flat[:, 0], "kv": flat[:, 1:]}, lengths)):
+        tensors = {**packed, **more}
+        results = [function(*tensors.values(), *given.values()), function(**tensors, **given)]
+        for o, lse, none in results:
+            assert none is None
+            torch.testing.assert_close(o.reshape(want[0].shape), want[0])
+            assert lse.shape == ((4, 66) if more else (2, 4, 33))
+        assert torch.equal(function(**tensors), function(*tensors.values(), *OPTIONS.values()))
+
+
+def test_an_import_activates_nothing():
+    """F.scaled_dot_product_attention stays torch's until activate() is called."""
+    program = """if True:
+        import torch, flashattn.torch as fa
+        torch.nn.functional.scaled_dot_product_attention(*torch.randn(3, 2, 4, 33, 16))
+        print(fa.report())"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                         check=False, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    assert run.returncode == 0, run.stderr
+    assert ast.literal_eval(run.stdout) == {"active": False, "devices": [], "forward": 0,
+                                            "backward": 0, "refused": {}}
+
+
 MASKS = {
     "none": {}, "causal": dict(is_causal=True), "scale": dict(scale=0.5),
     "float": dict(attn_mask=torch.randn(2, 1, 33, 45)),
@@ -150,9 +188,10 @@ def _activated():
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_sdpa(mask):
-    inputs = [torch.randn(2, 4, n, 16) for n in (33, 45, 45)]
-    options = MASKS[mask]
+def test_sdpa(mask, device):
+    inputs = [torch.randn(2, 4, n, 16, device=device) for n in (33, 45, 45)]
+    options = {name: value.to(device) if name == "attn_mask" else value
+               for name, value in MASKS[mask].items()}
 
     def theirs(q, k, v):
         more = {name: value.to(q.dtype) if name == "attn_mask" and value.is_floating_point()
@@ -161,6 +200,48 @@ def test_sdpa(mask):
 
     compare(inputs, lambda q, k, v: fa.scaled_dot_product_attention(q, k, v, **options), theirs,
             torch.float32)
+
+
+SHAPES = {  # of query, key, value and attn_mask without their last two dimensions
+    "one head": ((), (), (), ()), "three": ((6,), (6,), (6,), None),
+    "three, a mask each": ((6,), (6,), (6,), (6,)), "three of one": ((6,), (1,), (6,), (1,)),
+    "five": ((2, 3, 4), (2, 3, 4), (2, 3, 4), None),
+    "five, masks": ((2, 3, 4), (2, 3, 4), (2, 3, 4), (3, 1)),
+    "five, a mask each": ((2, 3, 4), (2, 3, 4), (2, 3, 4), (2, 1, 1)),
+    "keys of one": ((3, 4), (1, 4), (3, 4), (3, 1)), "query of one": ((1, 4), (3, 4), (3, 4), None),
+    "keys of fewer dimensions": ((2, 3, 4), (3, 4), (4,), None),
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_sdpa_of_any_leading_dimensions(device, shapes):
+    """As torch folds and broadcasts them; gradients of what is broadcast are summed."""
+    *tensors, mask = SHAPES[shapes]
+    q, k, v = (torch.randn(*shape, n, 16, device=device, requires_grad=True)
+               for shape, n in zip(tensors, (9, 11, 11)))
+    mask = None if mask is None else torch.randn(*mask, 9, 11, device=device)
+    got = fa.scaled_dot_product_attention(q, k, v, mask)
+    want = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    dout = torch.randn_like(want)
+    for g, w in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (got, want))):
+        torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shapes, why", [
+    ([(16,), (11, 16), (11, 16)], r"\(16,\), \(11, 16\), .*give 2 dimensions or more"),
+    ([(2, 4, 9, 16), (3, 4, 9, 16), (3, 4, 9, 16)], "do not broadcast to one shape"),
+    ([(9, 16), (9, 16), (9, 16), (2, 9, 9)], r"\(2, 9, 9\), whose .* do not broadcast")])
+def test_sdpa_refuses_by_name(device, shapes, why):
+    with pytest.raises(ValueError, match=why):
+        fa.scaled_dot_product_attention(*[torch.randn(shape, device=device) for shape in shapes])
+
+
+def test_sdpa_of_five_dimensions_compiles(device):
+    q = torch.randn(2, 3, 4, 9, 16, device=device)
+    torch._dynamo.reset()
+    call = torch.compile(fa.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(call(q, q, q), fa.scaled_dot_product_attention(q, q, q))
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -24,43 +24,70 @@ def leaf(*shape, dtype=torch.float32, device="cpu"):
     return torch.randn(*shape, device=device).to(dtype).requires_grad_()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["dense", "strided", "bias", "varlen", "inference"])
-def test_opcheck(device, dtype, kind):
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def arrays_of(kind, heads_kv, dtype, device):
+    """q, k, v of 4 heads, and the arguments of operands() that make them a call of that kind."""
     def make(*shape):
         return leaf(*shape, dtype=dtype, device=device)
 
-    q, k, v = make(2, 9, 4, 16), make(2, 11, 2, 16), make(2, 11, 2, 8)
-    arguments = operands(q, k, v, causal=True)
+    def integers(*values):
+        return torch.tensor(values, device=device, dtype=torch.int32)
+
+    q, k, v = make(2, 9, 4, 16), make(2, 11, heads_kv, 16), make(2, 11, heads_kv, 8)
+    options = dict(causal=True)
     if kind == "strided":
-        heads_first = [x.detach().transpose(1, 2).contiguous().requires_grad_().transpose(1, 2)
-                       for x in (q, k, v)]
-        arguments = operands(*heads_first)
+        q, k, v = (x.detach().transpose(1, 2).contiguous().requires_grad_().transpose(1, 2)
+                   for x in (q, k, v))
     elif kind == "bias":
-        arguments = operands(q, k, v, beside=dict(
-            bias=make(1, 4, 9, 11), sink=leaf(4, device=device),
-            lens_kv=torch.tensor([11, 4], device=device, dtype=torch.int32)))
+        options["beside"] = dict(bias=make(1, 4, 9, 11), sink=leaf(4, device=device),
+                                 lens_kv=integers(11, 4))
     elif kind == "varlen":
-        cu = torch.tensor([0, 3, 9], device=device, dtype=torch.int32)
-        arguments = operands(make(9, 4, 16), make(9, 2, 16), make(9, 2, 16), max_q=6, max_kv=6,
-                             beside=dict(cu_seqlens_q=cu, cu_seqlens_kv=cu))
+        q, k, v = make(9, 4, 16), make(9, heads_kv, 16), make(9, heads_kv, 16)
+        options.update(max_q=6, max_kv=6, beside=dict.fromkeys(
+            ("cu_seqlens_q", "cu_seqlens_kv"), integers(0, 3, 9)))
+    elif kind == "paged":
+        q, (k, v) = q.detach(), torch.randn(2, 4, 16, heads_kv, 16, device=device).to(dtype)
+        options.update(max_kv=32, return_lse=False, beside=dict(
+            page_table=integers(3, 1, 0, 2).view(2, 2), lens_kv=integers(20, 32)))
+    elif kind == "dropout":
+        options.update(dropout=0.3, beside=dict(rng_device=torch.tensor([3, 5], device=device)))
     elif kind == "inference":
-        arguments = operands(q.detach(), k.detach(), v.detach(), return_lse=False)
-    torch.library.opcheck(torch.ops.flashattn.forward.default, arguments)
+        q, k, v = q.detach(), k.detach(), v.detach()
+        options["return_lse"] = False
+    return (q, k, v), options
 
 
-@pytest.mark.parametrize("dlse", [False, True])
-def test_opcheck_of_backward_and_merge(device, dlse):
-    q, k, v = (torch.randn(2, 9, 4, 16, device=device) for _ in range(3))
-    bias, sink = torch.randn(9, 9, device=device), torch.randn(4, device=device)
-    arguments = operands(q, k, v, beside=dict(bias=bias, sink=sink))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads_kv", [4, 2])
+@pytest.mark.parametrize("kind", ["dense", "strided", "bias", "varlen", "paged", "dropout",
+                                  "inference"])
+def test_opcheck(device, dtype, heads_kv, kind):
+    tensors, options = arrays_of(kind, heads_kv, dtype, device)
+    torch.library.opcheck(torch.ops.flashattn.forward.default, operands(*tensors, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads_kv", [4, 1])
+@pytest.mark.parametrize("kind", ["dense", "strided", "bias", "varlen", "dropout"])
+def test_opcheck_of_backward(device, dtype, heads_kv, kind):
+    tensors, options = arrays_of(kind, heads_kv, dtype, device)
+    tensors = [x.detach() for x in tensors]
+    options["beside"] = {name: x.detach() for name, x in options.get("beside", {}).items()}
+    arguments = operands(*tensors, **options)
     o, lse = torch.ops.flashattn.forward(*arguments)
+    asked = kind == "bias"
     torch.library.opcheck(torch.ops.flashattn.backward.default, (
-        torch.randn_like(o), torch.randn_like(lse) if dlse else None, q, k, v, o, lse,
-        *arguments[3:-1], True, dlse))
+        torch.randn_like(o), torch.randn_like(lse) if asked else None, *tensors, o, lse,
+        *arguments[3:-1], asked, asked))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_of_merge(device, dtype):
     torch.library.opcheck(torch.ops.flashattn.merge.default, (
-        [o.requires_grad_(), leaf(*o.shape, device=device)],
-        [lse.requires_grad_(), leaf(*lse.shape, device=device)]))
+        [leaf(2, 9, 4, 16, dtype=dtype, device=device) for _ in range(2)],
+        [leaf(2, 4, 9, device=device) for _ in range(2)]))
 
 
 def test_eager_calls_and_the_dispatcher_agree(device):
@@ -129,6 +156,54 @@ def test_new_lengths_do_not_recompile(device):
     assert counts == counts[:1] * 3
 
 
+def test_the_second_length_makes_dimensions_dynamic(device):
+    """By torch's default: one more compilation, the last."""
+    counter, counts = torch._dynamo.testing.CompileCounterWithBackend("aot_eager"), []
+    dense = compiled(lambda q: fa.attention(q, q, q, causal=True), counter)
+    for tokens in (9, 14, 33, 7, 40):
+        q = torch.randn(2, tokens, 4, 16, device=device)
+        assert torch.equal(dense(q), fa.attention(q, q, q, causal=True))
+        counts.append(counter.frame_count)
+    assert counts == [1, 2, 2, 2, 2]
+
+
+def test_compile_of_packed_sequences_and_pages(device):
+    """Full graphs by flash-attn's names; gradients of packed sequences; a cache is written."""
+    cu = torch.tensor([0, 7, 20], device=device, dtype=torch.int32)
+    lens = torch.tensor([13, 20], device=device, dtype=torch.int32)
+    table = torch.tensor([[0, 2], [3, 1]], device=device, dtype=torch.int32)
+    q, packed = torch.randn(2, 3, 4, 16, device=device), leaf(20, 4, 16, device=device)
+    pages, new = torch.randn(4, 16, 2, 16, device=device), torch.randn(2, 3, 2, 16, device=device)
+
+    def varlen(x):
+        return fa.flash_attn_varlen_func(x * 2, x, x, cu, cu, 13, 13, causal=True)
+
+    want = varlen(packed)
+    got = compiled(varlen)(packed)
+    assert torch.equal(got, want)
+    for g, w in zip(*(torch.autograd.grad(o.sum(), packed) for o in (got, want))):
+        torch.testing.assert_close(g, w)
+
+    def paged(x):
+        return fa.attention_paged(x * 2, pages, pages, table, lens, causal=True)
+
+    def cached(x, k_cache, v_cache, block_table):
+        return fa.flash_attn_with_kvcache(x * 2, k_cache, v_cache, new, new, cache_seqlens=lens - 3,
+                                          causal=True, block_table=block_table)
+
+    def cached_once(x, k_cache, v_cache):
+        return cached(x, k_cache, v_cache, None)
+
+    assert torch.equal(compiled(paged)(q), paged(q))
+    dense = torch.cat([pages[:2], pages[2:]], 1)
+    for function, cache, more in ((cached, pages, (table,)), (cached_once, dense, ())):
+        caches = [[cache.clone(), cache.clone()] for _ in range(2)]
+        want = function(q, *caches[0], *more)
+        assert torch.equal(compiled(function)(q, *caches[1], *more), want)
+        for wrote, same in zip(*caches):
+            assert torch.equal(wrote, same) and not torch.equal(wrote, cache)
+
+
 def test_export(device):
     class Layer(torch.nn.Module):
         def forward(self, q):
@@ -144,8 +219,10 @@ def test_vmap(device, shared_kv):
     q, k = torch.randn(3, 2, 9, 4, 16, device=device), torch.randn(3, 2, 11, 4, 16, device=device)
     bias, lens = torch.randn(4, 9, 11, device=device), torch.tensor([[11, 4]] * 3, device=device)
     kv, dim = (k[0], None) if shared_kv else (k, 0)
+    before = fa.report()["forward"]
     got = torch.vmap(lambda q, k, n: fa.attention(q, k, k, bias=bias, lens_kv=n, return_lse=True),
                      in_dims=(0, dim, 0))(q, kv, lens)
+    assert fa.report()["forward"] == before + 1  # all samples in one call
     parts = [fa.attention(q[i], *[k[0 if shared_kv else i]] * 2, bias=bias, lens_kv=lens[i],
                           return_lse=True) for i in range(3)]
     for g, w in zip(got, zip(*parts)):
@@ -177,7 +254,9 @@ def test_vmap_of_backward(device, sums):
     def backward(dout, q, o, lse):
         return torch.ops.flashattn.backward(dout, None, q, q, q, o, lse, *rest, sums, False)
 
+    before = fa.report()["backward"]
     got = torch.vmap(backward)(dout, q, o, lse)
+    assert fa.report()["backward"] == before + (3 if sums else 1)
     for i in range(3):
         for g, w in zip(got, backward(dout[i], q[i], o[i], lse[i])):
             assert torch.equal(g[i], w)

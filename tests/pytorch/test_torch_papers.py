@@ -29,6 +29,9 @@ def test_every_part(tmp_path, capsys):
     assert "without any attention" in shown
     rows = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.count("|") == 4}
     assert float(rows["sdpa, sdpa again"].split("|")[3]) == 0  # a CPU adds in one order
+    assert float(rows[f"{papers.REPEATS} runs of sdpa"].split("|")[3]) == 0
+    assert {f"{papers.REPEATS} runs of flashattn", "each of sdpa, each of flashattn",
+            "the mean of sdpa, the mean of flashattn"} <= set(rows)
     # SDPA's two kernels for a CPU, and this library beside each; the others do not run.
     assert {"sdpa flash, sdpa math", "sdpa flash, flashattn", "sdpa math, flashattn",
             "sdpa, flashattn"} <= set(rows)

@@ -4,6 +4,7 @@ import torch
 from torch.func import functional_call, grad, grad_and_value, hessian, vjp, vmap
 
 import flashattn.torch as fa
+from flashattn import _tools
 
 
 def tensors(device, *batch):
@@ -95,6 +96,45 @@ def test_a_module_of_parameters(device):
     function(parameters).backward()
     for name, parameter in parameters.items():
         torch.testing.assert_close(got[name], parameter.grad)
+
+
+def parts(device, *batch, packed):
+    """part_o and part_lse of two sets of keys."""
+    shapes = ((9, 4, 16), (4, 9)) if packed else ((2, 9, 4, 16), (2, 4, 9))
+    return [[torch.randn(*batch, *shape, device=device) for _ in range(2)] for shape in shapes]
+
+
+def merged(part_o, part_lse):
+    o, lse = fa.merge(part_o, part_lse)
+    return o.square().sum() + lse.sin().sum()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_merge(device, packed, monkeypatch):
+    """The gradient, a map over samples in one call, and both in either order."""
+    calls, run = [], _tools.merge
+    monkeypatch.setattr(_tools, "merge", lambda *x: calls.append(1) or run(*x))
+    many = parts(device, 3, packed=packed)
+    samples = [[[x[i] for x in column] for column in many] for i in range(3)]
+    wants = [torch.stack(column) for column in zip(*[fa.merge(*s) for s in samples])]
+    for function in (fa.merge, torch.ops.flashattn.merge):
+        calls.clear()
+        assert all(torch.equal(got, want) for got, want in zip(vmap(function)(*many), wants))
+        assert len(calls) == 1
+    one_o, one_lse = samples[0]
+    part = [many[0][0], one_o[1]], [one_lse[0], many[1][1]]  # what is not mapped is repeated
+    got = vmap(fa.merge, (([0, None]), ([None, 0])))(*part)
+    for i in range(3):
+        want = fa.merge([many[0][0][i], one_o[1]], [one_lse[0], many[1][1][i]])
+        assert all(torch.equal(g[i], w) for g, w in zip(got, want))
+    each = vmap(grad(merged, argnums=(0, 1)))(*many)
+    whole = grad(lambda *x: vmap(merged)(*x).sum(), argnums=(0, 1))(*many)
+    for i, sample in enumerate(samples):
+        wants = by_autograd(lambda *x: merged(x[:2], x[2:]), *sample[0], *sample[1])
+        alone = grad(merged, argnums=(0, 1))(*sample)
+        for j, want in enumerate(wants):
+            for got in (each[j // 2][j % 2][i], whole[j // 2][j % 2][i], alone[j // 2][j % 2]):
+                torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
 
 def test_a_second_gradient_is_refused(device):

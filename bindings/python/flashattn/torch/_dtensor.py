@@ -97,6 +97,16 @@ def _backward(dout: Any, dlse: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *r
     return accepted
 
 
+def _merge(part_o: Any, part_lse: Any) -> Any:
+    parts, parts_lse = len(part_o), len(part_lse)
+    accepted: List[Tuple[List[Any], List[Any]]] = [
+        ([Replicate()] * 2, [Replicate()] * (parts + parts_lse))]
+    for over in (0, 1) if len(part_o[0].shape) == 4 else (1,):
+        o, lse = _tokens(part_o[0], over), _lse(part_o[0], over)
+        accepted.append(([o, lse], [o] * parts + [lse] * parts_lse))
+    return accepted
+
+
 _FLASH = "_scaled_dot_product_flash_attention"
 _FOR_CPU = _FLASH + "_for_cpu"
 
@@ -134,5 +144,6 @@ def register() -> None:
     """Once for a process."""
     register_sharding(torch.ops.flashattn.forward.default)(_forward)
     register_sharding(torch.ops.flashattn.backward.default)(_backward)
+    register_sharding(torch.ops.flashattn.merge.default)(_merge)
     for name, rule in ((_FOR_CPU, _sdpa), (_FOR_CPU + "_backward", _sdpa_backward)):
         torch.library.register_torch_dispatch(f"aten::{name}", DTensor, rule)

@@ -131,10 +131,13 @@ def _one_by_one(op: Any, size: int, in_dims: Any, args: Any) -> Any:
     return stacked, (0,) * len(stacked)
 
 
+def _outermost(value: Tensor, dim: Optional[int], size: int) -> Tensor:
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
 def _folded(value: Tensor, dim: Optional[int], size: int) -> Tensor:
     """(size, batch, ...) as (size * batch, ...)."""
-    wide = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-    return wide.flatten(0, 1)
+    return _outermost(value, dim, size).flatten(0, 1)
 
 
 def _folds(beside: Sequence[Any], dims: Sequence[Any], info: Any, dropout: float) -> bool:
@@ -169,9 +172,24 @@ def vmap_rule(op: Any, first: int) -> Any:
     return rule
 
 
+def merge_vmap_rule(op: Any) -> Any:
+    """The rule of merge: samples are folded into the batch; those of packed sequences become it."""
+    def rule(info: Any, in_dims: Any, part_o: Sequence[Tensor], part_lse: Sequence[Tensor]) -> Any:
+        size = info.batch_size
+        columns = [[_outermost(x, d, size) for x, d in zip(*column)] for column in zip(
+            (part_o, part_lse), in_dims)]
+        if all(o.dim() == 4 for o in columns[0]):
+            return op(*columns), (0, 0)
+        o, lse = op(*[[x.flatten(0, 1) for x in column] for column in columns])
+        return (o.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
+    return rule
+
+
 torch.library.register_vmap("flashattn::forward", vmap_rule(torch.ops.flashattn.forward, 3),
                             lib=_library)
 torch.library.register_vmap("flashattn::backward", vmap_rule(torch.ops.flashattn.backward, 7),
+                            lib=_library)
+torch.library.register_vmap("flashattn::merge", merge_vmap_rule(torch.ops.flashattn.merge),
                             lib=_library)
 
 

@@ -150,14 +150,20 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tuple[Tensor, 
     return padded[0], padded[1], padded[2], options
 
 
+def _know_dtensors(tensors: Sequence[Tensor]) -> None:
+    """Registers the operators' rules of sharding when the first DTensor comes."""
+    if not _is_compiling() and any(
+            [type(x).__module__.startswith(_DISTRIBUTED) for x in tensors]):
+        from . import _dtensor
+        _dtensor.register()
+
+
 def _by_operator(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
                  max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
     records = torch.is_grad_enabled() and any(
         [t is not None and t.requires_grad for t in (q, k, v, *beside)])
     records = records or _transforms.active()  # inside a vmap no tensor says so
-    if not torch.compiler.is_compiling() and type(q).__module__.startswith(_DISTRIBUTED):
-        from . import _dtensor
-        _dtensor.register()
+    _know_dtensors((q,))
     order, order_kv = orders or (None, None)
     o, lse = _transforms.forward(
         permuted(q, order), permuted(k, order_kv), permuted(v, order_kv), *beside, max_q, max_kv,
@@ -318,4 +324,6 @@ def merge(part_o: Sequence[Tensor], part_lse: Sequence[Tensor]) -> Tuple[Tensor,
     part_o      each (batch, seqlen_q, heads_q, dim_v) or (total_q, heads_q, dim_v)
     part_lse    each float32 (batch, heads_q, seqlen_q) or (heads_q, total_q)
     """
-    return torch.ops.flashattn.merge(list(part_o), list(part_lse))
+    part_o, part_lse = list(part_o), list(part_lse)
+    _know_dtensors(part_o)
+    return _transforms.merge(part_o, part_lse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 import torch
 import torch.nn.attention
@@ -22,8 +22,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
                                  enable_gqa: bool = False) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention by this library, with gradients.
 
-    query       (batch, heads, seqlen_q, dim) or (batch, seqlen_q, dim)
-    key, value  likewise, seqlen_kv tokens; fewer heads with enable_gqa
+    query       (..., heads, seqlen_q, dim), any number of dimensions from 2 on; fastest with 4,
+                since others are copied where their strides do not fold
+    key, value  likewise, seqlen_kv tokens; fewer heads with enable_gqa. Their other leading
+                dimensions are broadcast
     attn_mask   bool (True: visible) or float, broadcast; its last dimension may not be
     is_causal   aligned at the top left, as in torch; not together with attn_mask
 
@@ -32,16 +34,39 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
     if is_causal and attn_mask is not None:
         raise invalid("is_causal and attn_mask are both given; put the causal mask into attn_mask",
                       Reason.MASK_COMBINATION, "mask")
-    if query.dim() == 3:
-        mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 \
-            else attn_mask
-        heads = (x.unsqueeze(1) for x in (query, key, value))
-        return scaled_dot_product_attention(*heads, mask, dropout_p, is_causal, scale).squeeze(1)
-    if query.dim() == key.dim() == 4 and query.shape[1] != key.shape[1] and not enable_gqa:
+    if not query.dim() == key.dim() == value.dim() == 4 or not (
+            query.shape[0] == key.shape[0] == value.shape[0]):
+        return _folded((query, key, value), attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if query.shape[1] != key.shape[1] and not enable_gqa:
         raise invalid(f"query has {query.shape[1]} heads, key has {key.shape[1]}; set enable_gqa, "
                       "or give as many", Reason.HEAD_RATIO, "heads_kv")
     return functional.attention(query, key, value, layout="bhsd", bias=attn_mask, causal=is_causal,
                                 top_left=is_causal, dropout=dropout_p, scale=scale)
+
+
+def _folded(tensors: Sequence[Tensor], mask: Optional[Tensor], *more: Any) -> Tensor:
+    """The dimensions before the heads as one batch; of 2 and 3 dimensions there is one head."""
+    shapes = ", ".join([str(tuple(x.shape)) for x in (
+        tensors if mask is None else (*tensors, mask))])
+    least, most = min([x.dim() for x in tensors]), max([x.dim() for x in tensors])
+    if least < 2:
+        raise invalid(f"query, key and value are of shapes {shapes}; give 2 dimensions or more",
+                      Reason.SIZE, "q")
+    one_head = most < 4
+    tensors = [x.unsqueeze(-3) if one_head or x.dim() == 2 else x for x in tensors]
+    if mask is not None and mask.dim() > 2 and one_head:
+        mask = mask.unsqueeze(-3)
+    try:
+        batch = torch.broadcast_shapes(*[x.shape[:-3] for x in tensors])
+        if mask is not None and mask.dim() > 3:
+            mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
+    except RuntimeError:
+        raise invalid(f"query, key, value and attn_mask are of shapes {shapes}, whose dimensions "
+                      "before the heads do not broadcast to one shape", Reason.SIZE, "k") from None
+    q, k, v = [x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
+               for x in tensors]
+    o = scaled_dot_product_attention(q, k, v, mask, *more)
+    return o.reshape(*batch, *(o.shape[-2:] if one_head else o.shape[-3:]))
 
 
 _IMPLEMENTATION = "flashattn"  # in torch's registry of flash implementations

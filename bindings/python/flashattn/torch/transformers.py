@@ -162,8 +162,9 @@ def register_transformers(name: str = "libfa") -> str:
     name        of the implementation; without the letters "flash", by which Transformers looks for
                 packages of that name. Returns it. Once more changes nothing.
 
-    ValueError for another name. Models need no more than Transformers' attention interface; those
-    that have none (BERT and T5 of 4.x) run under activate() with attn_implementation="sdpa". Where
+    ValueError for another name. Models need no more than Transformers' attention interface. BERT of
+    4.x has none: it runs under activate() with attn_implementation="sdpa". T5 of 4.x takes
+    any name and computes eager attention, as report() shows; T5 of 5.x runs here. Where
     set_attn_implementation() does not reach all parts of a model (T5 of 5.17), give the name to
     from_pretrained(..., attn_implementation=name).
     """
