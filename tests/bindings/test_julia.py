@@ -36,6 +36,8 @@ LIBRARY = os.environ.get("FLASHATTN_LIBRARY",
 def test_package(julia: str) -> None:
     environment = {**os.environ, "FLASHATTN_LIBRARY": LIBRARY, "JULIA_NUM_THREADS": "2",
                    "FLASHATTN_CASES": str(ROOT / "tests" / "data"),
+                   # Where Julia's compiler finds the library by its name, too.
+                   "LD_LIBRARY_PATH": os.path.dirname(LIBRARY),
                    # What Julia compiles is kept out of the home folder.
                    "JULIA_DEPOT_PATH": str(ROOT / "build" / "julia-depot")}
     # Each program here runs once: with optimisation LLVM takes more than all the rest.

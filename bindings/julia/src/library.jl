@@ -15,7 +15,9 @@ function __init__()
     dlsym(handle, :flashattn_version; throw_error = false) === nothing &&
         error("$path is not libflashattn: it has no flashattn_version; $remedy")
     # The generated functions call by the name inside the file, which must be the file just opened.
-    version = C.flashattn_version()
+    # Compiled only here: the compiler itself opens what a function calls, where LD_LIBRARY_PATH has
+    # it, and with RTLD_DEEPBIND.
+    version = Base.invokelatest(C.flashattn_version)
     # Up to version 1 a minor version may change the ABI; structures only grow within one.
     compatible(version) ||
         error("libflashattn $(dotted(version)) is loaded from $path, but this package is made for " *
