@@ -1,9 +1,11 @@
 // Starts, lengths and page numbers that change between the check and the run, as another thread
-// may change them: the CPU's launcher, which comes after the check, gets values out of a hat. It
-// touches nothing but the arrays, and comes to an end.
+// may change them, and between the tasks of a run: the CPU's launcher, which comes after the check,
+// gets values out of a hat. It touches nothing but the arrays, and comes to an end.
 #include <climits>
+#include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -25,8 +27,11 @@ class Exact {
  public:
   explicit Exact(int64_t count)
       : bytes_(static_cast<size_t>(count) * sizeof(T) + 2 * kGuard), memory_(new char[bytes_]) {
-    std::fill_n(memory_.get(), bytes_, char{0x3b});  // as fp32 small and finite
+    fill();
   }
+
+  void fill() const { std::fill_n(memory_.get(), bytes_, char{0x3b}); }  // as fp32 small and finite
+  std::string bytes() const { return {memory_.get(), bytes_}; }
 
   T* data() const { return reinterpret_cast<T*>(memory_.get() + kGuard); }
 
@@ -58,6 +63,13 @@ int32_t any_number(int64_t usual) {
     case 2: return -below(300);
     case 3: return below(2) ? INT_MAX : INT_MIN;
     default: return below(static_cast<int32_t>(usual) + 1);
+  }
+}
+
+void draw_before_each(void* draw, int32_t count, flashattn_task_fn task, void* context) {
+  for (int32_t n = 0; n < count; ++n) {
+    (*static_cast<std::function<void()>*>(draw))();
+    task(context, n);
   }
 }
 
@@ -137,7 +149,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   const Exact<char> workspace(plan->launcher->workspace(FLASHATTN_OP_FORWARD, args.shape));
   const Exact<char> scratch(backward ? plan->launcher->workspace(FLASHATTN_OP_BACKWARD, args.shape)
                                      : 0);
-  for (int round = 0; round < 60; ++round) {
+  std::function<void()> draw = [&] {
     for (int32_t b = 0; b <= kBatch; ++b) {
       cu_q.data()[b] = any_number(kTotalQ);
       cu_kv.data()[b] = any_number(kTotalKv);
@@ -148,8 +160,21 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
       starts_kv.data()[b] = any_number(kLongestKv);
     }
     for (int64_t n = 0; n < kBatch * pages; ++n) table.data()[n] = any_number(kPages);
-    CHECK_OK(plan->launcher->forward(forward, workspace.data(), {}));
-    if (backward) CHECK_OK(plan->launcher->backward(args, scratch.data(), {}));
+  };
+  const auto run = [&](const Executor& on) {
+    for (const Exact<float>* x : {&o, &lse, &dq, &dk, &dv, &dsink}) x->fill();
+    CHECK_OK(plan->launcher->forward(forward, workspace.data(), on));
+    if (backward) CHECK_OK(plan->launcher->backward(args, scratch.data(), on));
+    return std::vector<std::string>{o.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes()};
+  };
+  for (int round = 0; round < 30; ++round) {
+    draw();
+    const auto results = run({});
+    if (backward) {  // each of its calls resolves them anew
+      run({nullptr, {draw_before_each, &draw}});
+    } else {
+      CHECK(run({nullptr, {draw_before_each, &draw}}) == results);
+    }
   }
   for (const Exact<float>* x : {&q, &k, &v, &o, &dout, &lse, &dq, &dk, &dv, &sink, &dsink}) {
     CHECK(x->ends_untouched());
