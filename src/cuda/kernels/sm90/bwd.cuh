@@ -21,15 +21,15 @@
 //
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.
-//   D, queries x keys         WGMMA   2^x   shared memory          of it dQ to memory
+//   D, queries x keys         WGMMA   2^x   shared memory      of which: dQ to memory
 //   64, 128 x 128          2,560    1,024   384 KB = 3,072                      32 KB
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
 //   128, 80 x 128          3,200      640   436 KB = 3,488                      40 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
 //   192 / 128, 64 x 128    3,328      512   472 KB = 3,776                      48 KB
 //   256, 64 x 64, two CTAs 2,560      256   408 KB = 3,264                      32 KB
-// Beyond those, L2 adds some 3 TB/s (derived from other libraries' kernels), besides what it is
-// read for. At D = 256 a single CTA adds 64 KB per Q tile and moves 472 KB: 530 TFLOP/s were
+// Besides, L2 performs reduce-adds at some 3 TB/s (derived from other libraries' kernels), beside
+// its reads. At D = 256 a single CTA adds 64 KB per Q tile and moves 472 KB: 530 TFLOP/s were
 // measured.
 #pragma once
 
@@ -42,7 +42,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Barrier of all threads of the CTA or, with kTwoCta, of the cluster.
+// Synchronises all threads of the CTA or, with kTwoCta, of the cluster.
 template <class Config>
 __device__ __forceinline__ void sync_cluster() {
   if constexpr (Config::kTwoCta) {
@@ -78,10 +78,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
     const uint32_t start = ptx::shared_address(shared);
-    // One thread of a warp, the first; all of a scheduler with block masks.
+    // One thread per warp works; in a scheduler with block masks the whole warp does.
     const bool elected = (Config::kHasBlockMask && warp == 1) || ptx::elect();
     if constexpr (kHalfWarpPostprocess<Config>) {
-      // These threads leave here: the others, for which they wait, must not wait for them.
+      // These threads return here: they wait for the scheduler, which must not wait for them to
+      // reconverge.
       if (warp == 1 && (threadIdx.x & 16))
         return DqHalfWarpPostprocess<Config>(params, start, storage).run();
     }
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 0) BwdProducer<Config>(params, start, storage).run();
     if (warp == 1) {
       scheduler_warp(params, storage);
-      ptx::griddep_wait();  // who waits for this kernel waits for bwd_preprocess, too
+      ptx::griddep_wait();  // the end of this kernel implies the end of bwd_preprocess
     }
     if (warp >= 2) DqReducer<Config>(params, start, storage).run();
   } else if constexpr (Config::kConsumersComputeDq) {

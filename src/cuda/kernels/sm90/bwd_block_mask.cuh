@@ -42,7 +42,7 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
                           (work_tile.kv_head * params.common.q_heads_per_kv_head + head) *
                               in.block_mask_stride_head +
                           y * in.block_mask_stride_row;
-      // Ends where both are known.
+      // Stops once the tile is known to be visible in part: neither flag can change any more.
 #pragma unroll 1
       for (; y < y_end && !(visible && !full); ++y, on += in.block_mask_stride_row) {
 #pragma unroll 1

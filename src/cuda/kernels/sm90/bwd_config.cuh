@@ -16,16 +16,18 @@
 
 namespace flashattn::cuda::sm90 {
 
-// CTAs of a cluster, which share a work tile and the columns of dQ.
+// CTAs per cluster. They split the keys of a work tile and the columns of dQ.
 template <class Config>
 constexpr int kClusterSize = Config::kClusterTileKv / Config::kTileKv;
 
-// float4s of a stream-K partial: the accumulators of dK and dV of a CTA, four of a thread in each.
+// Size of a stream-K partial in float4: the dK and dV accumulators of a CTA, four of one thread in
+// each float4.
 template <class Config>
 constexpr int kPartialQuads =
     Config::kStreamK ? Config::kConsumers * 128 * Config::kAccRegs / 4 : 0;
 
-// The end of QTileSpan::full where rows may have a BackwardParams::softmax_base: no Q tile is full.
+// Value of QTileSpan::full.end if rows may have a BackwardParams::softmax_base: no Q tile is full
+// then.
 constexpr int32_t kHasLargeLse = -1;
 
 // Q tiles for a span of a work tile's keys. full: every query sees all of these keys. any: some
@@ -41,9 +43,9 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// Spans of keys, of each of which the work tile knows which Q tiles the block mask shows: one per
-// consumer or, where both consumers of a CTA have all of its keys, one per CTA. kBlockMaskWords:
-// words with a bit per Q tile.
+// Key spans per work tile, each with a bitmap of the Q tiles that the block mask shows: one per
+// consumer or, where both consumers of a CTA have all of its keys, one per CTA; without
+// kSplitsBlockMask one in all. kBlockMaskWords: words of a bitmap, which has a bit per Q tile.
 template <class Config>
 constexpr int kBlockMaskSpans = !Config::kSplitsBlockMask ? 1
                                 : Config::kSplitRoles     ? kClusterSize<Config>
@@ -65,14 +67,15 @@ struct BwdWorkTile {
       q_spans[kQTileSpans<Config>];
   int32_t first_q_tile;  // the Q tile that is visited first; q_tiles.begin follows the last
   uint32_t iter_begin,
-      iter_end;            // Q tiles of all heads, since the CTA began, up to its begin and end
-  uint32_t kv_index;       // work tiles before it that have Q tiles
-  int32_t workspace_tile;  // the sequence's first, in dq, lse2 and delta, for the first head
+      iter_end;            // Q tiles that the CTA has visited, over all heads, before and after it
+  uint32_t kv_index;       // work tiles before this one that have Q tiles
+  int32_t workspace_tile;  // index of the first head's first Q tile in dq, lse2 and delta
   // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;
   Interval partial_tiles;
-  // Block mask: bit (head of the group) * tiles + tile, of each span of keys: whether a query of
-  // the Q tile sees a key; whether every query sees every key. Tiles count from q_tiles.begin.
+  // Block mask, per key span: bit (head of the GQA group) * tiles + tile. visible: some query of
+  // the Q tile sees some key of the span. full: every query sees every key. Tiles count from
+  // q_tiles.begin.
   uint32_t visible_tiles[kBlockMaskSpans<Config>][kBlockMaskWords<Config>];
   uint32_t full_tiles[kBlockMaskSpans<Config>]
                      [Config::kSplitsBlockMask ? kBlockMaskWords<Config> : 1];
@@ -80,19 +83,20 @@ struct BwdWorkTile {
 
 // A dQ tile that this CTA converts once all KV tiles have been added to it.
 struct DqPostprocessTile {
-  int32_t* state;        // of dq_states
-  const float4* from;    // its fp32 accumulator; NULL: no key was seen
-  char* to;              // its first row of args.dq
-  int32_t heads;         // b * heads_q + h + 1
-  int32_t rows;          // rows of the sequence from there on; below 0: no more tiles
+  int32_t* state;        // element of dq_states
+  const float4* from;    // fp32 accumulator of the tile; NULL: no query saw a key
+  char* to;              // first row of the tile in args.dq
+  int32_t heads;         // must be preprocessed first: b * heads_q + h + 1
+  int32_t rows;          // rows of the sequence from `to` on; below 0: no more tiles
   uint32_t valid, sent;  // whether a tile is held; tiles passed to the warps so far
   uint32_t done[4];      // tiles that each warp has converted
 };
 
 constexpr int kWorkTileStages = 2;
-constexpr uint32_t kDeferredTiles = 4;  // tiles that a DqReducer publishes at once
+constexpr uint32_t kDeferredTiles = 4;  // dQ tiles that a DqReducer publishes at once
 
-// kTwoCta: the peer's dS; in CTA 1 the indices of the work tiles, which CTA 0 takes.
+// kTwoCta. peer_ds_full: the peer's dS has arrived. index_full: in CTA 1, the index of a work tile
+// that CTA 0 has taken has arrived in `indices`.
 template <class Config>
 struct TwoCtaStorage {
   StageBarriers<Config::kDsStages> peer_ds_full;
@@ -100,8 +104,8 @@ struct TwoCtaStorage {
   uint32_t indices[kWorkTileStages];
 };
 
-// kBiasInDs. bias_full: the bias has arrived in a stage of dS. peer_ds_free: the peer has read what
-// its bias of fp32 had in the place of this CTA's dS.
+// kBiasInDs. bias_full: the bias has arrived in a stage of dS. peer_ds_free: the peer has read its
+// fp32 bias, half of which lay where this CTA's dS will arrive.
 template <class Config, bool kBiasInDs = Config::kBiasInDs>
 struct DsBiasStorage {};
 template <class Config>
@@ -115,13 +119,13 @@ constexpr bool kHalfWarpPostprocess = Config::kInlinePostprocess && Config::kCon
 
 constexpr int kHalfWarp = 16;  // threads
 
-// kInlinePostprocess: the scheduler passes dQ tiles to those who convert them.
+// kInlinePostprocess: the scheduler passes dQ tiles to the threads that convert them.
 struct DqPostprocessStorage {
   Pipeline<1> pipeline;
   DqPostprocessTile tile;
   int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
 };
-// blocks: the part of the tile that is in shared memory.
+// blocks: the blocks of the tile, which pass through shared memory one after another.
 struct DqHalfWarpStorage : DqPostprocessStorage {
   Pipeline<1> blocks;
 };
@@ -137,7 +141,7 @@ struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasIn
   Pipeline<Config::kQStages, 1, Config::kTwoCta> q;
   Pipeline<Config::kDoStages, 1, Config::kTwoCta> dout;
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
-  Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
+  Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released once all CTAs have computed dQ
   DqPipeline<Config::kDqStages, Config::kDqWriters> dq;
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
@@ -187,7 +191,8 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   } else if constexpr (Config::kHasDenseBias) {
     storage.bias.init(1, 4);  // warps
   }
-  // The producer and the two reducers read it, too; the peer arrives when it has read the index.
+  // Work tiles are also read by the producer and the two reducers. In CTA 0 the peer arrives, too,
+  // once it has read the index.
   storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   if constexpr (Config::kTwoCta) {
     storage.two_cta.peer_ds_full.init(1);
@@ -231,8 +236,8 @@ constexpr int kDqBarrier = 3;         // the dQ warpgroup
 
 using WorkTileState = PipelineState<kWorkTileStages>;
 
-// Calls work(work_tile, at) for each work tile that the scheduler publishes. Each reader
-// releases it, at this state, once it has read it.
+// Calls work(work_tile, at) for each work tile that the scheduler publishes. Each reader releases
+// the work tile, at state `at`, once it has read it.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& storage, Work work) {
   for (WorkTileState work_tiles;; work_tiles.advance()) {

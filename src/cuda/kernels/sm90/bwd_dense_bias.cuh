@@ -17,7 +17,7 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
                                           BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer) {}
 
-  // The panels of a Q tile's bias, as the warp's waits and releases reach them.
+  // The bias panels of a Q tile: a warp waits for each, and releases it once it has read it.
   struct TilePanels {
     const BwdDenseBias& consumer;
     uint32_t first;
@@ -35,7 +35,7 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
         consumer.storage_.bias.consumer_release(state(p), consumer.consumer_);
     }
   };
-  // As above, for a bias in a stage of dS: all consumers wait at one barrier.
+  // As above, for a bias in a stage of dS: one barrier covers all panels of a stage.
   struct DsPanels {
     const BwdDenseBias& consumer;
     PipelineState<Config::kDsStages> state;
@@ -46,7 +46,7 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
     }
     __device__ __forceinline__ void release(int) const {}
   };
-  // Adds the bias of Q tile `count`, of those of the CTA. kBiasInDs: P may then be stored there.
+  // Adds the bias of the CTA's Q tile `count`. kBiasInDs: P may then be stored in its place.
   __device__ __forceinline__ void add(typename Base::SAccum& s, float log2e, uint32_t count) const {
     if constexpr (!Config::kBiasInDs) {
       of_tile(count).add(StLayout<>(), s, log2e);
@@ -56,30 +56,30 @@ class BwdDenseBias : BwdWarpgroupBase<Config> {
       TransposedBiasPanels<T, DsPanels>{{*this, at}, dtype, this->warp(), lane()}.add(StLayout<>(),
                                                                                       s, log2e);
       if (dtype_size(dtype) == 2) {
-        __syncwarp();  // a warp's bias has the places of its P
+        __syncwarp();  // a 16-bit bias lies where the same warp stores P
       } else {
         this->warpgroup_sync();
       }
       if (shares_peer_ds() && lane() == 0) this->storage_.peer_ds_free.at(at).arrive_peer();
     }
   }
-  // kBiasInDs: whether the bias fills the peer's part of a stage of dS, too.
+  // kBiasInDs: whether the bias also fills the peer's half of a stage of dS.
   __device__ __forceinline__ bool shares_peer_ds() const {
     return dtype_size(params_.common.problem.dtype_bias) == 4;
   }
 
-  // The bias of Q tile `count`, of those of the CTA.
+  // The bias of the CTA's Q tile `count`.
   __device__ __forceinline__ auto of_tile(uint32_t count) const {
     const int32_t dtype = params_.common.problem.dtype_bias;
     return TransposedBiasPanels<T, TilePanels>{
         {*this, count * Base::BiasTile::count(dtype_size(dtype))}, dtype, this->warp(), lane()};
   }
 
-  // Where the gradient of the bias of this lane's elements is.
+  // Addresses of dbias for this lane's elements.
   struct DbiasColumns {
-    float* first;        // of the lane's first query and key
+    float* first;        // element of the lane's first query and key
     uint32_t row;        // elements from a query to the next
-    int32_t queries[2];  // left from there on, for the first key and for key 8; 0: add nothing
+    int32_t queries[2];  // queries left, for the first key and for key 8; 0: add nothing
 
     // Adds dS of queries 8 n and 8 n + 1, and of key 8 * half. The 8 lanes of a query fill a
     // sector.

@@ -105,8 +105,8 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
         shared_ + Config::kDs + at.stage() * Config::kDsBytes + consumer_ * (kTileQ * 128);
     const int32_t columns = dim - lane % 8 * 8;
     const int64_t step = 4 * row_bytes;
-    // Address of chunk c of key k. kRow: the bits that another chunk, or key, of the same eight
-    // flips.
+    // Address of chunk c of key k. m * kRow: the address bits that flip if k is XORed with m < 8,
+    // or if c is, apart from c * 1024.
     const auto chunk_address = [&](int32_t c, int32_t k) {
       return own + c * 1024 + ((k % 8 ^ c) * 128 | (this->warp() * 2 + k / 8 ^ k % 8 ^ c) << 4);
     };

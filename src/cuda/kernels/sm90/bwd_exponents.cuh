@@ -1,4 +1,4 @@
-// From products of Q and K to exponents of P, in the Hopper backward kernels with score
+// Turns products of Q and K into exponents of P, in the Hopper backward kernels with score
 // modifications. Scores are in units of log2(e).
 #pragma once
 
@@ -10,16 +10,15 @@
 
 namespace flashattn::cuda::sm90 {
 
-// SoftcapRange says which polynomials of a softcap serve for all products of a warp. cubic: in all
-// Q tiles of the work tile so far. So warps keep to one path: each path fetches its own
-// instructions.
+// Which softcap polynomials are accurate for all products of a warp. cubic: in all Q tiles of the
+// work tile so far, so that a warp keeps to one path: a change of path fetches instructions.
 struct SoftcapRange {
   bool cubic, quintic;
 };
 
-// Each function returns exponents(n, x, derivative), for the columns of 8 queries of a slice from n
-// on: it turns products x into exponents of P, and sets the derivative of the score by product *
-// scale if the chain has one.
+// Each function returns a functor exponents(n, x, derivative) for kColumnsAtOnce columns of a
+// slice, 8 queries each, from column n on. The functor turns products x into exponents of P, and
+// sets the derivative of the score by product * scale if the chain has one.
 template <class Config>
 class BwdExponents : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
@@ -49,14 +48,14 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     return Config::kHasDerivative;
   }
 
-  // The range of a Q tile. largest: of the magnitudes of a lane's products.
+  // Updates the range for a Q tile. largest: the largest magnitude of this lane's products.
   __device__ __forceinline__ void update(SoftcapRange& range, float largest) const {
     const SoftcapWithDerivative& fit = params_.softcap;
     range.cubic = range.cubic && __all_sync(~0u, !(largest >= fit.poly3_limit));
     range.quintic = range.cubic || __all_sync(~0u, !(largest >= fit.poly5_limit));
   }
 
-  // Softcap alone, by the polynomial of a degree.
+  // Softcap alone, by the polynomial of degree kDegree, 3 or 5.
   template <int kDegree>
   __device__ __forceinline__ auto softcap(uint32_t slot, int mma_n) const {
     return [lse = lse_address(slot, mma_n), &fit = params_.softcap](int n, Columns& x,
@@ -102,7 +101,8 @@ class BwdExponents : BwdWarpgroupBase<Config> {
                                      ScoreModChain<Softcap, Alibi>, ScoreMod>;
     const Softcap softcap{params_.softcap_inner, 1.0f};
     const bool has_derivative = this->has_derivative();
-    // Rows past the last query may be cleared while S is computed: bits must not depend on it.
+    // Rows past the last query may be cleared while S is computed, so their S must not choose the
+    // path: results are reproducible.
     const bool near_0 = Config::kIsRuntime && has_derivative &&
                         !this->has_q_tail(this->q_tile_of(q_coord)) && softcap.all_near_0(s);
     const float unit = large_lse ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
@@ -131,7 +131,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     };
   }
 
-  // bases: of the lane's queries.
+  // Subtracts each query's softmax base. bases: those of the lane's queries.
   template <int kCount>
   static __device__ __forceinline__ void subtract_bases(float (&s)[kCount],
                                                         const volatile float* bases) {
@@ -150,7 +150,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ uint32_t lse_address(uint32_t slot, int mma_n) const {
     return this->template row_stat_address<Config::kLse>(slot, mma_n);
   }
-  // lse of the columns from n on.
+  // lse of the queries of kColumnsAtOnce columns, from column n on.
   struct ColumnsLse {
     float2 pair[kColumnsAtOnce];
 

@@ -136,8 +136,9 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     gemm_acc(ds, q());
   }
 
-  // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
-  // this CTA's own was: the empty barriers of `ds` complete when both CTAs have computed dQ.
+  // Sends this CTA's dS to the peer at once, as the peer's dQ waits for it. The buffer there is
+  // free, as this CTA's own was: the empty barriers of `ds` complete when both CTAs have computed
+  // dQ.
   __device__ __forceinline__ void send_ds() const {
     this->warpgroup_sync();  // all of it has been stored
     if (!leader()) return;

@@ -51,8 +51,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
         }
         SoftcapRange of_tile = range;
         if constexpr (BwdScoreMod<Config>::kHasPolynomials && kMmasN == 2) {
-          // Rows past the last query may be cleared while S is computed: bits must not depend on
-          // it.
+          // Rows past the last query may be cleared while S is computed, so their S must not choose
+          // the path: results are reproducible.
           if (this->has_q_tail(this->q_tile_of(q_coord))) {
             of_tile = {};
           } else {
@@ -68,8 +68,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           step<true, !Config::kLargeLseApart>(s, q_coord, kind, prefetched, step_range);
         }
       }
-      // Where rows may have a base, so is every Q tile of the work tile. This loop is apart so that
-      // the usual steps lie side by side: each work tile fetches their instructions anew.
+      // If one Q tile has kLargeLse, all of the work tile have. They have a loop of their own so
+      // that the usual steps are contiguous: each work tile fetches their instructions anew.
       while (Config::kLargeLseApart && kind != kNoTile) {
         this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
         step<true, true>(s, q_coord, kind, prefetched, range);
@@ -91,7 +91,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   static constexpr bool kHoldsPForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
 
   // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
-  // `valid` is false, nothing uses the result. load(): what is loaded before, under the WGMMAs.
+  // `valid` is false, nothing uses the result. load() issues loads before the WGMMAs, which hide
+  // their latency.
   template <class Load>
   __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid, Load load) const {
     storage_.q.consumer_wait_if(valid, q_state_);
@@ -130,7 +131,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     for_each_mma_n([&](auto mma_n) {
       if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
-      // Registers hold P for dS beside P of one slice only. Masks need them before.
+      // Frees P of the slice before: registers hold P for dS beside P of one slice only. Masks need
+      // the registers before compute_p().
       const auto free_last_p = [&] {
         if constexpr (kHoldsPForDs && mma_n > 0) {
           ptx::wgmma_wait<0>();
@@ -210,8 +212,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     }
   }
 
-  // Advances q_coord and kind, and draws the next tile's dropout: in the next step D = 128 lacks
-  // registers. ptxas draws after the WGMMAs; forced to draw under them, it is no faster.
+  // Advances q_coord and kind, and draws the dropout signs of the next Q tile: the next step lacks
+  // registers for it at D = 128. ptxas places the drawing after the WGMMAs; forced to overlap them,
+  // it is no faster.
   __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind,
                                           TilePrefetch& prefetched) const {
     Base::advance(q_coord, kind, q_state_.count);
@@ -236,7 +239,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   BwdScoreMod<Config> score_mod_;
   BwdDkDv<Config> dkdv_;
   QState q_state_;      // Q tiles so far
-  uint32_t k_address_;  // of this warpgroup's rows of K
+  uint32_t k_address_;  // address of this warpgroup's rows of K
 };
 
 }  // namespace flashattn::cuda::sm90

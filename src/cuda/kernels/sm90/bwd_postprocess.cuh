@@ -9,12 +9,12 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Threads: as many as hold the accumulators of a dQ tile.
+// Threads per CTA: 128 for each subtile of a dQ tile.
 template <class Config>
 constexpr int kPostprocessThreads = 128 * Config::kDqSubtiles;
 
 template <class Config>
-constexpr int kPostprocessPitch = Config::kPanelsQk * 64 + 8;  // elements: rows four banks apart
+constexpr int kPostprocessPitch = Config::kPanelsQk * 64 + 8;  // rows four banks apart
 
 // A Q tile of dq.
 struct QTile {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
   const float4* from =
       reinterpret_cast<const float4*>(params.dq + at.workspace_tile * (kTileQ * kDim)) +
       warpgroup * (kQuads * 128) + thread;
-  // dq is not written where no key was seen.
+  // No CTA has written dq where no query saw a key.
   const int32_t subtile_cta = warpgroup / Config::kCtaDqSubtiles;
   const bool claimed =
       params.dq_states[at.workspace_tile * kClusterSize<Config> + subtile_cta] & kDqClaimed;

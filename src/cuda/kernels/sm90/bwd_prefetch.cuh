@@ -20,14 +20,14 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   // Columns whose bias is in flight while earlier ones are computed.
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
-  // Kernels compiled for dropout: signs of the pairs that it drops.
+  // Kernels compiled for dropout: sign bits that mark the dropped elements of each pair.
   using Signs = DropoutSigns<kTileQ / 4, Config::kStagePInDs>;
   // Runtime kernels.
   struct RuntimePrefetch {
     uint32_t keep_bits;     // bit i: dropout keeps element i
     uint32_t visible_bits;  // bit 16 h + 2 n + e: the block mask leaves element 4 n + 2 h + e
     DenseBiasColumns bias_columns;
-    uint32_t bias[kTileQ / 8][4];  // of the first columns
+    uint32_t bias[kTileQ / 8][4];  // the columns that have been loaded
   };
   // Kernels with a block mask alone.
   struct BlockMaskPrefetch {
@@ -75,7 +75,7 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   // Loads the bias of a column, if there is a bias.
   __device__ __forceinline__ void fetch_bias(TilePrefetch& prefetched, int n) const {
     const Problem& problem = params_.common.problem;
-    // Otherwise registers would hold them from tile to tile.
+    // Cleared: otherwise registers would hold these words from tile to tile.
 #pragma unroll
     for (int i = 0; i < 4; ++i) prefetched.bias[n][i] = 0;
     if (!DenseBias::is_on(problem)) return;

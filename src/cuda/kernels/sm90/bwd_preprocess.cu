@@ -17,7 +17,7 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 constexpr int kHeadStages = 8;               // heads that a warp may be ahead of others
-constexpr int kPanelBytes = kBoxRows * 128;  // of a box: 64 columns
+constexpr int kPanelBytes = kBoxRows * 128;  // 64 columns of a box
 
 using HeadState = PipelineState<kHeadStages>;
 
@@ -86,8 +86,8 @@ class BwdPreprocess {
   }
 
  private:
-  // A box of a head. index: among the boxes of the first heads, which all CTAs share, or, if
-  // `tail`, among those of this CTA's own heads.
+  // A box of a head. index: its position among the boxes of the first heads, which all CTAs share,
+  // or, if `tail`, among those of this CTA's own heads.
   struct Box {
     bool tail;
     int32_t index, head, row;
@@ -116,7 +116,7 @@ class BwdPreprocess {
                     : first_heads_box(box.index + kWarps * static_cast<int32_t>(gridDim.x));
   }
 
-  // Called by CTA 0.
+  // CTA 0 clears the counters of dQ, then publishes the launch's stamp.
   __device__ __forceinline__ void reset_counters() const {
     clear_counters(common_, kThreads, 0);
     if (threadIdx.x != 0) return;
@@ -128,7 +128,8 @@ class BwdPreprocess {
     while (ptx::load_acquire(&params_.progress->stamp) != params_.stamp) __nanosleep(100);
   }
 
-  // The CTA is done with its part of the first heads. Returns whether this warp has boxes left.
+  // Waits until the CTA is done with its part of the first heads, and lets the backward kernel
+  // start. Returns whether this warp has boxes left.
   __device__ __forceinline__ bool finish_first_heads() const {
     __syncthreads();
     ptx::griddep_launch_dependents();
@@ -139,7 +140,7 @@ class BwdPreprocess {
     return warp_ < kWarps;
   }
 
-  // Each CTA resets its own word; CTA 0 also those of no CTA.
+  // Resets next_head[n]: each CTA its own word, CTA 0 also the words that belong to no CTA.
   __device__ __forceinline__ void reset_next_head(int32_t n) const {
     const bool has_head = n < params_.tail_ctas && params_.first_heads + n < params_.heads;
     if (static_cast<int32_t>(blockIdx.x) == (n < params_.tail_ctas ? n : 0)) {
@@ -205,7 +206,8 @@ class BwdPreprocess {
     phase_ ^= 1;
     box = next_box(box);
     start_box(box);
-    // Diagonals of O dO^T, 16 rows each: of the first 8 in `upper`, of the others in `lower`.
+    // Diagonals of O dO^T for two blocks of 16 rows: rows 0-7 of a block in `upper`, 8-15 in
+    // `lower`.
     float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
@@ -282,7 +284,7 @@ class BwdPreprocess {
   const uint32_t smem_;
   SharedStorage<kWarps>& storage_;
   uint32_t phase_ = 0;
-  float lse_, dlse_;  // of the lane's row of the box in flight
+  float lse_, dlse_;  // for the lane's row of the box in flight
 };
 
 template <class T, int kPanels>

@@ -12,16 +12,16 @@ struct BwdPreprocessParams {
   CUtensorMap o, dout;  // (column, row, head, batch), boxes of kBoxRows
   cuda::BackwardParams common;
   int32_t max_q_tiles;    // Q tiles of the longest sequence, tile_q queries each
-  FastDivmod head_boxes;  // boxes of a head of a sequence
+  FastDivmod head_boxes;  // boxes per head of a sequence
   FastDivmod heads_q;
-  int32_t heads;        // of all sequences
+  int32_t heads;        // batch * heads_q
   int32_t first_heads;  // preprocessed by all CTAs together, before the backward kernel starts
-  int32_t tail_ctas;    // CTAs that preprocess the other heads: head first_heads + n by CTA n, ...
+  int32_t tail_ctas;    // CTA n of these preprocesses heads first_heads + n + i * tail_ctas, i >= 0
   PreprocessProgress* progress;
   uint64_t stamp;
 };
 
-// The grid is at most one CTA a multiprocessor, and at least tail_ctas.
+// The grid is at most one CTA per multiprocessor, and at least tail_ctas.
 struct BwdPreprocessKernel {
   int32_t threads, shared_bytes;
   void (*kernel)(BwdPreprocessParams);

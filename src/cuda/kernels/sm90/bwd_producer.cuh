@@ -30,7 +30,7 @@ class BwdProducer {
  private:
   __device__ __forceinline__ void load(const volatile BwdWorkTile<Config>& work_tile) {
     bool first = true;  // before the first Q tile
-    // Without a second stage of K, consumers wait for it.
+    // With one stage of K, consumers wait for the next K: it is brought to L2 ahead.
     if constexpr (Config::kKStages == 1 && Config::kEarlyReleaseK) {
       prefetch_kv_tile<Config::kPanelsQk>(params_.k, work_tile);
       prefetch_kv_tile<Config::kPanelsV>(params_.v, work_tile);
@@ -51,7 +51,7 @@ class BwdProducer {
                                        work_tile, heads, tile);
         load_row_stats(params_.common.lse2, Config::kLse, at.stage(), full, workspace_tile);
       }
-      // Before dO, whose stage is free later than one of dS.
+      // The bias is loaded before dO, whose stage becomes free later than one of dS.
       if constexpr (Config::kBiasInDs) load_bias_to_ds(work_tile, heads, tile);
       {
         const PipelineState<Config::kDoStages> at{iter_};
@@ -72,8 +72,8 @@ class BwdProducer {
       if constexpr (Config::kHasDenseBias && !Config::kBiasInDs) load_bias(work_tile, heads, tile);
       ++iter_;
       first = false;
-      // 128 queries before the end of the work tile, or after its first Q tile, the scheduler may
-      // plan the next.
+      // The scheduler may plan the next work tile 128 queries before the end of this one, or after
+      // its first Q tile, whichever is later.
       if (iter_ == max(work_tile.iter_end, work_tile.iter_begin + 1 + kPrefetchNextTiles) -
                        kPrefetchNextTiles) {
         storage_.prefetch_next.arrive();

@@ -9,14 +9,14 @@ namespace flashattn::cuda::sm90 {
 // q_coord with kCoordHasHead: (head of the GQA group) * kCoordHead + Q tile.
 constexpr int32_t kCoordHead = kMaxRuntimeTiles, kCoordTileMask = kCoordHead - 1;
 
-// The place of a Q tile in visible_tiles and full_tiles. head: of the GQA group.
+// Index of the bit of a Q tile in visible_tiles and full_tiles. head: index in the GQA group.
 template <class Config>
 __device__ __forceinline__ int32_t block_mask_bit(const volatile BwdWorkTile<Config>& work_tile,
                                                   int32_t head, int32_t tile) {
   return head * (work_tile.q_tiles.end - work_tile.q_tiles.begin) + tile - work_tile.q_tiles.begin;
 }
 
-// Whether the block mask leaves a visible key in the Q tile.
+// Whether the block mask lets some query of the Q tile see a key of the work tile.
 template <class Config>
 __device__ __forceinline__ bool is_visible(const volatile BwdWorkTile<Config>& work_tile,
                                            const BackwardParams& params, int32_t head,
@@ -37,9 +37,9 @@ __device__ __forceinline__ int32_t next_q_tile(const volatile BwdWorkTile<Config
   return tile == work_tile.q_tiles.end - 1 ? work_tile.q_tiles.begin : tile + 1;
 }
 
-// Calls step(heads left, tile, workspace_tile) for each Q tile of a work tile, in the order that
-// all warps follow, or skip(workspace_tile) if the block mask hides the tile. workspace_tile: its
-// index in dq, lse2 and delta.
+// Calls step(heads left with this one, tile, workspace_tile) for each Q tile of a work tile, in the
+// order that all warps follow, or skip(workspace_tile) if the block mask hides the tile.
+// workspace_tile: its index in dq, lse2 and delta.
 template <class Config, class Step, class Skip>
 __device__ __forceinline__ void for_each_tile(const volatile BwdWorkTile<Config>& work_tile,
                                               const BackwardParams& params, Step step, Skip skip) {

@@ -7,7 +7,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// n: twice the index of a StreamK work item, plus 1 for its second partial.
+// Whether work tile n is a partial of a split KV tile. n: twice the index of a StreamK work item,
+// plus 1 for its second partial.
 template <class Config>
 __device__ __forceinline__ bool is_split(const BackwardParams& params, int32_t n) {
   return Config::kStreamK && params.stream_k.splits(n / 2);
@@ -17,7 +18,7 @@ __device__ __forceinline__ StreamK::Partial partial_of(const BackwardParams& par
 }
 
 // Fills the work tile that follows `previous`. Returns false if the KV tile has no key. Registers
-// are scarce: what can be read back from the work tiles is.
+// are scarce: values are read back from the work tiles where possible.
 template <class Config>
 __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int32_t n,
                                                const volatile BwdWorkTile<Config>& previous,
@@ -89,7 +90,7 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
   }
   {
     // An empty range stays empty when rounded to tiles: a KV tile that no query sees must not add
-    // to dQ, as in order its turn would never come.
+    // to dQ, as with RUN_TO_RUN its turn would never come.
     const int32_t begin = work_tile.q_tiles.begin,
                   end = work_tile.q_tiles.end > begin ? work_tile.q_tiles.end : 0;
     work_tile.q_tiles.begin = begin / kTileQ;

@@ -33,12 +33,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         prefetch_(params, shared, storage, consumer),
         bias_(params, shared, storage, consumer) {}
 
-  // Starts what the score modifications of a Q tile read, before its S is complete.
+  // Issues the loads, and draws the dropout, of a Q tile before its S is complete.
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     prefetch_.prefetch(prefetched, q_coord);
   }
 
-  // Reads none of the bias of Q tile `count`.
+  // Releases the bias of Q tile `count` unread.
   __device__ __forceinline__ void skip_bias(uint32_t count) const {
     if constexpr (Config::kHasDenseBias) bias_.of_tile(count).skip();
   }
@@ -57,9 +57,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
-  // Whether polynomials may serve for a softcap.
+  // Whether polynomials may compute the softcap.
   static constexpr bool kHasPolynomials = ScoreMod::template kHas<Softcap> && !Config::kIsRuntime;
-  // Whether compute_p() finds the range of a Q tile; otherwise it is given.
+  // Whether compute_p() updates the range for a Q tile; otherwise its caller has done so.
   static constexpr bool kFindsRange = kHasPolynomials && kMmaN == kTileQ;
 
   // Updates the range by S of two slices.
@@ -131,7 +131,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           }
         }
       } else if constexpr (Config::kStagePInDs) {
-        if (!Config::kBiasInDs) storage_.ds.producer_acquire({count});  // else the bias came there
+        if (!Config::kBiasInDs) storage_.ds.producer_acquire({count});  // else the producer did
         this->store_ds(p, ds_slot);
       }
     }
@@ -147,7 +147,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const uint32_t staged_p =
         this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
-    if (stages_p) __syncwarp();  // other lanes stored them
+    if (stages_p) __syncwarp();  // other lanes stored this P
     const float p_scale = this->p_scale();
     typename BwdDenseBias<Config>::DbiasColumns dbias;
     if constexpr (kAddsDbias) dbias = bias_.dbias_columns(q_coord, count);
@@ -178,16 +178,17 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
-  // The kernel adds up the gradient of the bias. Large heads lack registers for it.
+  // Whether the kernel can add dbias to global memory. Large heads lack registers for it.
   static constexpr bool kAddsDbias = Config::kHasDenseBias && !Config::kSplitRoles;
 
-  // Whether the peer's part of a stage of dS holds a bias before the peer's dS.
+  // Whether a bias lies in the peer's half of a stage of dS before the peer's dS arrives there.
   __device__ __forceinline__ bool bias_shares_peer_ds() const {
     if constexpr (Config::kBiasInDs) return bias_.shares_peer_ds();
     return false;
   }
 
-  // Whether p_for_ds is staged in the buffer of dS: not if it is P itself, of the same consumer.
+  // Whether p_for_ds is staged in the buffer of dS: not if it equals P and the same consumer
+  // computes dS.
   __device__ __forceinline__ bool stages_p() const {
     if constexpr (!Config::kStagePInDs || Config::kSplitRoles || !Config::kIsRuntime)
       return Config::kStagePInDs;
@@ -229,7 +230,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
     if constexpr (kHasPolynomials) {
       if (kFindsRange) exponents_.update(range, max_abs(s));
-      // Masked tiles are few, and code is short of room: no cubic.
+      // Masked tiles are few, and the instruction cache is small: no cubic polynomial.
       if (!kMasked && range.cubic) return finish(true, exponents_.template softcap<3>(slot, mma_n));
       if (!large_lse && range.quintic)
         return finish(true, exponents_.template softcap<5>(slot, mma_n));

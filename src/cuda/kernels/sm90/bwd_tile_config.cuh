@@ -12,17 +12,18 @@ namespace flashattn::cuda::sm90 {
 template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, class ScoreMod_>
 struct BwdTileConfig {
   using T = T_;
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the WGMMAs; TMA pads with 0
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // WGMMA sizes; TMA pads with 0
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
   using ScoreMod = ScoreMod_;
-  // kIsRuntime: dense bias, any combination.
+  // kIsRuntime: any combination of score modifications, a dense bias among them.
   static constexpr bool kIsRuntime = ScoreMod::kIsRuntime && ScoreMod::kReadsMemory;
-  // kHasBlockMask: Q tiles that a block mask hides are left out. kSplitsBlockMask: each consumer
+  // kHasBlockMask: Q tiles that a block mask hides are not visited. kSplitsBlockMask: each consumer
   // asks for its own keys, see kBlockMaskSpans.
   static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
   static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
-  // kHasDenseBias: scores differ by a bias alone, which TMA loads, for each consumer by itself.
+  // kHasDenseBias: a dense bias is the only score modification. TMA loads it for each consumer by
+  // itself.
   static constexpr bool kHasDenseBias = !kIsRuntime && ScoreMod::template kHas<DenseBias>;
   static constexpr int kBiasStages = kHasDenseBias ? 2 : 1;
   static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores && !kHasDenseBias;
@@ -30,7 +31,7 @@ struct BwdTileConfig {
   static constexpr bool kSeparatePForDs =
       kHasDerivative || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
-      kHasBlockMask || kIsDropout;      // q_coord includes the head of the group
+      kHasBlockMask || kIsDropout;      // q_coord includes the head of the GQA group
   static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kKBytes = kTileKv * kDimQk * 2;
@@ -54,7 +55,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr bool kStreamK = true;                 // CTAs may share a KV tile
   static constexpr int kAccRegs = (kDimQk + kDimV) / 2;  // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
-  static constexpr int kKStages = kKStages_;  // of K: the next is loaded while dQ needs this one
+  static constexpr int kKStages = kKStages_;  // the next K is loaded while dQ needs this one
   static constexpr int kDsArrivals = 8, kDoArrivals = 8;  // one per warp
   static constexpr int kPeerKPanels = 0;
   static constexpr int kDsBytes = kTileQ * kTileKv * 2;
@@ -78,8 +79,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr int kMainBytes = kBias + kBiasBytes;
 };
 
-// Stages of K of the kernel below. Bits of a block mask, or a bias, leave no room for a second of
-// 128 columns.
+// K stages of BwdConfig. At D = 128, bits of a block mask or a bias leave no room for the second.
 template <int kDim, class ScoreMod>
 constexpr int kBwdKStages =
     kDim == 128 && !ScoreMod::kIsRuntime &&
@@ -98,7 +98,7 @@ struct BwdConfig
   static constexpr bool kOverlapPreprocess = true;  // starts before all heads are preprocessed
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
-  // lose 3 %, but for a block mask, of which blocks may be as small as a consumer's keys.
+  // lose 3 %, except with a block mask, whose blocks may be as small as a consumer's keys.
   static constexpr bool kSkipMaskedTiles = !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory) &&
                                            (kDim == 128 || ScoreMod::template kHas<BlockMask>);
   // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128
@@ -139,7 +139,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of a work tile
   // P passes from one consumer to the other in the buffer of dS: there is no room for another.
   static constexpr bool kStagePInDs = kTwoCta;
-  // The bias of a Q tile arrives there, too, before P; that of fp32 fills the peer's dS as well.
+  // The bias of a Q tile arrives there, too, before P; an fp32 bias also fills the peer's half.
   static constexpr bool kBiasInDs = Tiles::kHasDenseBias;
   static_assert(!kBiasInDs || kStagePInDs, "a stage of dS holds a bias of fp32 in a cluster only");
   static constexpr int kThreads = 128 * 4;
@@ -147,11 +147,11 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   static constexpr int kAccRegs = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
   // dQ subtiles, 64 columns each, that are accumulated at once: dS is read once for all of them.
   static constexpr int kDqSubtilesAtOnce = kTwoCta && !kIsRuntime ? 2 : 1;
-  // The scheduler of a block mask needs some more.
+  // A scheduler with a block mask needs some more registers.
   static constexpr int kProducerRegisters =
       kDqSubtilesAtOnce > 1 && !Tiles::kHasBlockMask ? 24 : 32;
   static constexpr int kDqRegisters = kDqSubtilesAtOnce > 1 ? 96 : 64;
-  static constexpr int kSoftmaxRegisters =  // of the consumer of P
+  static constexpr int kSoftmaxRegisters =  // the consumer that computes P
       kDqSubtilesAtOnce == 1 ? 216
       : Tiles::kHasBlockMask ? 192
                              : 200;
@@ -219,7 +219,7 @@ struct BwdLatentHeadConfig : BwdLatentHeadTiles<T, ScoreMod> {
   static constexpr int kDqBlock = Tiles::kMainBytes, kMainBytes = kDqBlock + Tiles::kDqStageBytes;
 };
 
-// Place of a panel of K in shared memory. kSplitsKPanel: of three the second comes last. A consumer
+// Slot of a panel of K in shared memory. kSplitsKPanel: the slots hold panels 0, 2, 1. A consumer
 // computes the columns of dQ of panel 0 or 2 and of half of panel 1: one WGMMA reads both.
 template <class Config>
 __host__ __device__ constexpr int k_slot(int panel) {

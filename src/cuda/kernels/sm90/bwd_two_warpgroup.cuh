@@ -25,7 +25,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
   using typename Base::QState, typename Base::DsState;
   using typename Base::SAccum, typename Base::PFragment;
   static constexpr int kDimQk = Config::kDimQk;
-  // dQ of this consumer's columns is computed as dQ^T, or as dQ where they are no whole WGMMAs.
+  // A consumer computes its columns as dQ^T if they are a multiple of 64, M of a WGMMA, else as dQ.
   static constexpr bool kTransposed = !Config::kSplitsKPanel;
   using DqAccum = float[kTileQ * kDimQk / 256];
 
@@ -131,7 +131,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
       start_s_gemm(x, q_state_.count != work_tile().iter_end);
       this->advance(q_coord, kind, q_state_.count);
     };
-    // Registers hold S beside a part of dQ^T or of dQ.
+    // Registers hold S beside dQ^T, but beside dQ only once all but its last stage is stored.
     if constexpr (kTransposed || !kWithDq) start_next();
     if constexpr (kWithDq) {
       ptx::wgmma_wait<kTransposed>();
@@ -165,7 +165,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
     this->advance(q_coord, kind, q_state_.count);
   }
 
-  // Passes dQ of a Q tile to its reducer. start_next(): what is issued before the last stage is
+  // Passes dQ of a Q tile to its reducer. start_next() issues the next S before the last stage is
   // stored, unless dQ is transposed.
   template <class StartNext>
   __device__ __forceinline__ void store_dq(const DqAccum& dq, DsState at,
@@ -178,7 +178,8 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
 #pragma unroll
       for (int stage = 0; stage < Config::kDqStages; ++stage) {
         if (stage == Config::kDqStages - 1) start_next();
-        // The other consumer's fill before this one: consumer 0 comes first.
+        // Waits until the other consumer's fill before this one has been read: consumer 0 comes
+        // first.
         storage_.dq.producer_acquire(stage, at.count + consumer_, consumer_ ^ 1);
         store_dq_to_smem<Config>(dq, stage * (Config::kDqStageBytes / 512), storage_, shared_,
                                  at.count & 1, stage);
@@ -227,7 +228,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ ptx::SmemDescriptor v() const {
     return ptx::SmemDescriptor::at(shared() + Config::kV + consumer_ * 64 * 128, 0);
   }
-  // Registers do not hold descriptors of all steps along k.
+  // no_hoist: registers do not hold the descriptors of all K steps of a GEMM.
   __device__ __forceinline__ uint32_t shared() const {
     return kTransposed ? shared_ : no_hoist(shared_);
   }

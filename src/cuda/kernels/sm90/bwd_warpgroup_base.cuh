@@ -65,7 +65,8 @@ class BwdWarpgroupBase {
     ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
   }
 
-  // The factor of the elements of P that dropout keeps, in products with dO and V.
+  // Factor of dV, and of dP in dS: the unit of P, times the scale of the elements that dropout
+  // keeps.
   __device__ __forceinline__ float p_scale() const {
     constexpr float kUnit = kPUnit<typename Config::T>;
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return kUnit;
@@ -103,9 +104,9 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Finds the queries that see each key, unless all see all. Two kernels always need them: the one
-  // of two warpgroups masks the first Q tile in any case, that of a block mask what it hides in
-  // part.
+  // Finds the queries that see each key, unless every query sees every key. Two kinds of kernel
+  // always need them: bwd_two_warpgroup.cuh masks the first Q tile in any case; with
+  // kSplitsBlockMask, tiles that a block mask hides in part are masked.
   __device__ __forceinline__ void find_visible_queries() const {
     const bool all =
         full().begin <= work_tile().q_tiles.begin && full().end >= work_tile().q_tiles.end;
@@ -205,7 +206,7 @@ class BwdWarpgroupBase {
     return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
   }
 
-  // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T (kIsS) or dP^T = V dO^T.
+  // x = keys * rows^T for this warpgroup's 64 keys: S^T = K Q^T (kIsS) or dP^T = V dO^T.
   template <int kWidth, bool kIsS = false>
   __device__ __forceinline__ void gemm_ss(SAccum& x, ptx::SmemDescriptor keys,
                                           ptx::SmemDescriptor rows) const {
@@ -219,7 +220,7 @@ class BwdWarpgroupBase {
     ptx::wgmma_commit();
   }
 
-  // acc += a rows: dV += P^T dO or dK += dS^T Q.
+  // acc += a * rows: dV += P^T dO or dK += dS^T Q.
   template <int kAccRegs>
   __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const PFragment& a,
                                           ptx::SmemDescriptor rows) const {
@@ -278,7 +279,7 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Both warpgroups write the same zeros, and each waits for its own.
+  // Both warpgroups write the same zeros, and each waits for its own writes only.
   __device__ __forceinline__ void fence_cleared_rows() const {
     ptx::fence_async_proxy();
     warpgroup_sync();
@@ -297,8 +298,8 @@ class BwdWarpgroupBase {
     return params_.q_has_tail && (tile + 1) * kTileQ > work_tile().len.q;
   }
 
-  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN. Its
-  // condition as a value, has_q_tail(), would be computed in every step.
+  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN. The
+  // condition is spelled out: the value of has_q_tail() would be computed in every step.
   __device__ __forceinline__ void zero_q_tail(QState at, int32_t tile) const {
     if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
     const int32_t first = work_tile().len.q - tile * kTileQ;

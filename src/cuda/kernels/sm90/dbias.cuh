@@ -1,10 +1,10 @@
 // The gradient of a dense bias on Hopper: dS, summed over the sequences and heads that share the
-// bias. It recomputes dS of what the backward kernel has computed, as sm80/dbias.cuh does, so that
-// the sums have a fixed order, see summand(), and nothing need be cleared.
+// bias. It recomputes dS, which the backward kernel has computed before, as sm80/dbias.cuh does, so
+// that the sums have a fixed order, see summand(), and nothing need be cleared.
 //
 // Params: those of the backward kernel, but for two fields. stream_k: tiles are 128 queries x
 // kTileKv keys of the gradient; iterations are the sequences and heads that are summed into one.
-// common.arrived and arrived_count: the counters of dbias_counters() lie behind.
+// common.arrived and arrived_count: the counters of dbias_counters() follow these.
 //
 // Persistent CTAs. The producer, one thread, loads Q and K, dO and V of each iteration by TMA. Each
 // consumer computes 64 rows of S = Q K^T and dP = dO V^T by WGMMA, and adds dS to its accumulators.
@@ -51,7 +51,8 @@ class DbiasProducer {
   }
 
  private:
-  // Loads a sequence and head, unless none of the tile's queries sees a key of it there.
+  // Loads Q, K, dO and V of a sequence and head, unless no query of the tile sees a key of the
+  // tile.
   __device__ __forceinline__ void load(const DbiasTile& tile, int32_t b, int32_t h) {
     const cuda::BackwardParams& common = params_.common;
     const Problem& problem = common.problem;
@@ -133,7 +134,7 @@ class DbiasMainloop {
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   using State = PipelineState<Config::kStages>;
-  // This lane's elements: 4 n + 2 h + e is of query row_ + 8 h and key 8 n + 2 (lane % 4) + e.
+  // This lane's elements: 4 n + 2 h + e is query row() + 8 h and key 8 n + 2 (lane % 4) + e.
   using Fragment = float[kTileKv / 2];
   static constexpr float kLog2EWide = kLog2E / kWideUnit;
 
@@ -145,7 +146,7 @@ class DbiasMainloop {
   __device__ __forceinline__ void run() {
     for_each_partial<Config>(params_, storage_.cta_idx,
                              [&](const DbiasTile& tile, const StreamK::Partial& partial) {
-                               __syncwarp();  // all lanes have read the last
+                               __syncwarp();  // all lanes have read the last partial
                                if (lane() == 0) {
                                  storage_.tiles[warp()] = tile;
                                  storage_.partials[warp()] = partial;
@@ -180,7 +181,7 @@ class DbiasMainloop {
   __device__ __forceinline__ int32_t warp() const { return no_hoist(threadIdx.x) / 32 - 4; }
   // The first of this lane's two rows of the tile; the other is row() + 8.
   __device__ __forceinline__ int32_t row() const { return warp() * 16 + lane() / 4; }
-  // Its first query and key.
+  // This lane's first query and key.
   __device__ __forceinline__ int32_t query() const { return tile().query + row(); }
   __device__ __forceinline__ int32_t key() const { return tile().key + lane() % 4 * 2; }
 

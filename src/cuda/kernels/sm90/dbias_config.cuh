@@ -11,7 +11,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-constexpr int kDbiasBoxRows = 64;  // of a TMA box of Q and dO: the backward kernel's Q tile
+constexpr int kDbiasBoxRows = 64;  // rows of a TMA box of Q and dO, as in the backward kernel
 
 // A CTA has a producer and two consumer warpgroups, with 64 queries each. Operands lie in panels of
 // 64 columns, 128 bytes per row.
@@ -40,9 +40,9 @@ struct DbiasConfig {
 
 // The producer describes an iteration to the consumers.
 struct DbiasStep {
-  Lengths len;   // of the sequence
-  int32_t full;  // every query of the tile sees every key of it
-  int32_t end;   // there is none: the partial is complete
+  Lengths len;   // lengths of the sequence
+  int32_t full;  // every query of the tile sees every key of the tile
+  int32_t end;   // no iteration: the partial is complete
 };
 
 // The launch's counters: the CTAs that have started; then for each tile that is split, and each
@@ -51,18 +51,18 @@ __device__ __forceinline__ int32_t* dbias_counters(const BackwardParams& params)
   return params.common.arrived + params.common.arrived_count;
 }
 
-// A tile of the gradient, and what is summed into it.
+// A tile of dbias, and the sequences and heads that are summed into it.
 struct DbiasTile {
-  int32_t query, key;  // its first
+  int32_t query, key;  // the tile's first
   Interval batches, heads;
 };
 
 template <class Config>
 struct DbiasSharedStorage {
   Pipeline<Config::kStages> qk, dov;
-  DbiasStep steps[Config::kStages];  // those of Q and K
+  DbiasStep steps[Config::kStages];  // by stage of qk
   int32_t cta_idx;
-  // Each consumer warp's, which saves registers for the mainloop.
+  // One copy per consumer warp, which saves registers for the mainloop.
   DbiasTile tiles[Config::kConsumers * 4];
   StreamK::Partial partials[Config::kConsumers * 4];
 };
@@ -71,7 +71,7 @@ template <class Config>
 constexpr int kDbiasSharedBytes =
     Config::kMainBytes + static_cast<int>(sizeof(DbiasSharedStorage<Config>));
 
-// Tiles count along keys, then queries, heads and sequences.
+// Decodes a tile index: keys vary fastest, then queries, heads and sequences.
 template <class Config>
 __device__ __forceinline__ DbiasTile dbias_tile(const BackwardParams& params, int32_t tile) {
   const BackwardArgs& args = params.common.args;
@@ -94,23 +94,22 @@ __device__ __forceinline__ DbiasTile dbias_tile(const BackwardParams& params, in
   return t;
 }
 
-// Returns the sequence and head that iteration n of a partial adds. In a tile that is split they
-// have the order in which its CTAs, which begin at once, come to them, so that CTAs of different
-// tiles load the same at about the same time, from L2.
+// Returns the sequence and head that iteration n of a partial adds. In a split tile they are
+// numbered in the order in which its CTAs, which start together, reach them, so that CTAs of
+// different tiles load the same sequence and head at about the same time, from L2.
 __device__ __forceinline__ int32_t summand(const StreamK& stream_k, const StreamK::Partial& partial,
                                            int32_t n) {
   if (partial.count == 1) return n;
   const FastDivmod& item = stream_k.item_iterations;
   const int32_t first = partial.split_tile * stream_k.tile_iterations.divisor, own = first + n;
-  // Iterations of a work item before this one.
+  // items: work items before this one. time: iterations before this one in its work item.
   const int32_t items = item.quotient(own), time = own - items * item.divisor;
-  // This counts, of the first x iterations of all tiles, those that come earlier in their work
-  // items.
+  // Counts those of the first x iterations of all tiles that precede `time` in their work items.
   const auto earlier = [&](int32_t x) {
     const int32_t whole = item.quotient(x);
     return whole * time + min(x - whole * item.divisor, time);
   };
-  const int32_t before = item.quotient(first);  // work items, up to their iteration at this time
+  const int32_t before = item.quotient(first);  // whole work items before this tile
   const int32_t past = first - before * item.divisor > time;
   return earlier(first + stream_k.tile_iterations.divisor) - earlier(first) + items - before - past;
 }

@@ -9,7 +9,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Reads whether rows may have a base: of heads that are known to be preprocessed.
+// Reads whether rows of the heads that are known to be preprocessed may have a softmax base.
 template <class Config>
 __device__ __forceinline__ void read_large_lse(const BackwardParams& params,
                                                BwdSharedStorage<Config>& storage) {
@@ -17,8 +17,8 @@ __device__ __forceinline__ void read_large_lse(const BackwardParams& params,
   static_cast<volatile int32_t&>(storage.has_large_lse) = stamp == params.common.large_lse_stamp;
 }
 
-// Whether the first `heads` heads, (batch, head), are preprocessed. The scheduler asks: what it
-// starts or publishes from then on is ordered after the preprocessing.
+// Whether the first `heads` heads, in the order (batch, head), are preprocessed. The scheduler
+// calls it: what it starts or publishes from then on is ordered after the preprocessing.
 template <class Config>
 __device__ __forceinline__ bool is_preprocessed(const BackwardParams& params,
                                                 BwdSharedStorage<Config>& storage, int32_t heads) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool is_preprocessed(const BackwardParams& params,
 }
 
 // Waits until the first heads are preprocessed; before that, is_preprocessed() may see values that
-// another launch has left. Without overlap all are.
+// another launch has left. Without overlap all heads are preprocessed before this kernel starts.
 template <class Config>
 __device__ __forceinline__ void wait_first_heads(const BackwardParams& params,
                                                  BwdSharedStorage<Config>& storage) {
@@ -65,7 +65,7 @@ class DqPostprocessScheduler {
                                                     BwdSharedStorage<Config>& storage)
       : params_(params), storage_(storage), tile_(storage.dq_postprocess.tile) {}
 
-  // Passes the tile that was taken to those who convert, if it is complete.
+  // Takes a dQ tile if none is held, and passes it to the converting threads if it is complete.
   __device__ __forceinline__ void poll() const {
     if (!tile_.valid) {
       if (!pipeline().producer_test({tile_.sent}) || !next_tile()) return;
@@ -78,7 +78,7 @@ class DqPostprocessScheduler {
     producer_commit();
   }
 
-  // Signals that no more tiles come. The tile that was taken is left to the postprocess kernel.
+  // Signals that no more tiles come. A tile that is still held is left to the postprocess kernel.
   __device__ __forceinline__ void finish() const {
     pipeline().producer_acquire({tile_.sent});
     tile_.rows = -1;
@@ -133,8 +133,8 @@ class DqPostprocessScheduler {
   volatile DqPostprocessTile& tile_;
 };
 
-// Converts dQ tiles, in the dQ warpgroup: each warp converts the accumulators at the positions of
-// its own.
+// Converts dQ tiles, in the dQ warpgroup: each warp converts the 16 rows of each 64 that its own
+// accumulators have.
 template <class Config>
 class DqInlinePostprocess {
   using T = typename Config::T;
@@ -187,7 +187,7 @@ class DqInlinePostprocess {
   // Converts subtiles of 64 x 64, which follow each other by columns or by queries.
   __device__ __forceinline__ void convert(const volatile DqPostprocessTile& dq_tile) const {
     constexpr int kTileQ = Config::kTileQ;
-    constexpr int kHalves = Config::kIsRuntime ? 1 : 2;  // of a subtile, 32 columns each, at once
+    constexpr int kHalves = Config::kIsRuntime ? 1 : 2;  // halves at once, 32 columns each
     const float scale = params_.common.problem.scale;
 #pragma unroll 1
     for (int32_t n = 0; n < 2 * Config::kDqSubtiles; n += kHalves) {
@@ -228,7 +228,7 @@ class DqInlinePostprocess {
 };
 
 // Converts dQ tiles where there is no dQ warpgroup, in half of the scheduler's warp. Registers are
-// few: a tile passes through shared memory in blocks of 64 queries x 32 columns, as a consumer
+// few: a tile passes through shared memory in blocks of 64 queries x 32 columns, each as a consumer
 // filled a stage of dQ. The threads synchronise by mbarriers alone: the scheduler runs beside them.
 template <class Config>
 class DqHalfWarpPostprocess {
@@ -282,7 +282,7 @@ class DqHalfWarpPostprocess {
     blocks.consumer_wait(at);
   }
 
-  // Converts 16 queries, one of each thread, x 8 columns at a time: four pairs, which lie 16 bytes
+  // Converts 16 queries, one per thread, x 8 columns at a time: four pairs, which lie 16 bytes
   // apart. Every two rows begin with another pair, so that no two threads read the same bank.
   __device__ __forceinline__ void convert(int32_t first_column) const {
     const uint32_t seen = tile().from ? ~0u : 0;

@@ -57,7 +57,7 @@ class DqMmaWarpgroup {
   __device__ __forceinline__ void step(uint32_t keys) {
     constexpr int kDqSubtiles = Config::kCtaDqSubtiles, kStages = Config::kDqStages;
     constexpr int kAtOnce = Config::kDqSubtilesAtOnce, kAccRegs = 32 * kAtOnce;
-    constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // one per stage
+    constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // stage fills of these subtiles
     wait_ds_full();
 #pragma unroll 1
     for (int32_t subtile = 0; subtile < kDqSubtiles; subtile += kAtOnce) {
@@ -66,7 +66,7 @@ class DqMmaWarpgroup {
       const auto finish = [&] {
         ptx::wgmma_wait<0>();
         ptx::reg_fence(dq);
-        // dS of this CTA and the copy of the peer's.
+        // Releases dS of this CTA and the copy of the peer's.
         if (subtile == kDqSubtiles - kAtOnce && leader()) storage_.ds.consumer_release(ds_state_);
       };
       if (Config::kTwoCta) finish();  // the peer waits for it, too

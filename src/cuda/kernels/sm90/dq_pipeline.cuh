@@ -6,9 +6,9 @@
 namespace flashattn::cuda::sm90 {
 
 // dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
-// has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
-// stage for this reducer for consumers. kWriters: warpgroups that fill each stage in turn; a stage
-// has an `empty` barrier for each, which says that its fill has been read.
+// has a `full` barrier for each reducer. `uses` counts earlier fills of a stage: for producers
+// those by this writer, for consumers those for this reducer. kWriters: warpgroups that fill each
+// stage in turn; a stage has an `empty` barrier for each, which says that its fill has been read.
 template <int kStages, int kWriters = 1>
 class DqPipeline {
  public:
@@ -20,7 +20,7 @@ class DqPipeline {
     }
   }
 
-  // Waits until the fill `uses - 1` of this writer has been read.
+  // Waits until fill `uses - 1` by this writer has been read.
   __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses,
                                                    int32_t writer = 0) {
     empty_[writer][stage].wait((uses & 1) ^ 1);

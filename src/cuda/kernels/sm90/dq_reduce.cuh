@@ -11,9 +11,10 @@ namespace flashattn::cuda::sm90 {
 // whether the KV tile is the first, which stores instead, so that dQ need not be cleared; see
 // BackwardParams::dq_states.
 //
-// In order: KV tiles add one after the other, the last that the queries see first. CTAs take them
-// in that order, so that none waits for a CTA that has not started. All begin next to the diagonal:
-// under a causal mask each is a step ahead of the one that waits for it.
+// In order (RUN_TO_RUN): KV tiles add one after the other, from the last that the queries see down
+// to the first. CTAs take them in that order, so that none waits for a CTA that has not started.
+// All begin next to the diagonal: under a causal mask each is a step ahead of the one that waits
+// for it.
 __device__ __forceinline__ bool wait_for_order(const int32_t* state, int32_t left) {
   int32_t now = ptx::load_acquire(state);
   while (now / kDqPendingTile != left) {
@@ -23,8 +24,8 @@ __device__ __forceinline__ bool wait_for_order(const int32_t* state, int32_t lef
   return !(now & kDqOpen);
 }
 
-// In any order: waits until the first CTA to come has stored. That CTA must already have its dQ in
-// shared memory.
+// In any order: claims the initial store, or waits until the CTA that claimed it has stored. The
+// caller's dQ must already be in shared memory, as others wait for its store.
 __device__ __forceinline__ bool claim_initial_store(int32_t* state) {
   int32_t now = ptx::fetch_or_acquire(state, kDqClaimed);
   if (!(now & kDqClaimed)) return true;
@@ -106,7 +107,7 @@ class DqReducer {
         ordered() ? wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile))
                   : !(ptx::load_acquire(state(workspace_tile)) & kDqOpen);
     ptx::fence_async_proxy_global();
-    uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // of this thread's stages
+    uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // earlier fills for this reducer
     storage_.dq.consumer_wait(reducer(), 0, uses);
     if (!ordered() && first) {
       first = claim_initial_store(state(workspace_tile));

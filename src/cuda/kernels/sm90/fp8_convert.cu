@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;  // elements of a row that a thread has
-constexpr int kRows = 4;    // of a thread, loaded together
-// From here on CTAs convert several tiles: they start slowly, and sequences may be much shorter
-// than the shape says.
+constexpr int kRows = 4;    // rows per thread, loaded together
+// If there are more tiles, each CTA converts several: CTAs start slowly, and sequences may be much
+// shorter than the shape says.
 constexpr int64_t kManyCtas = 1 << 12;
 
 __device__ __forceinline__ int32_t tile_rows(const ConvertOperand& x) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void unpack_bits(uint4 bits, int32_t dtype, float (&x
   }
 }
 
-// Multiplies elements of E4M3. Beyond the largest number of dtype they become that.
+// Multiplies elements of E4M3 by a descale. They saturate at the largest number of dtype.
 __device__ __forceinline__ void descale(float (&x)[kVector], float by, int32_t dtype) {
   const float most = dtype == FLASHATTN_DTYPE_F16 ? 65504.0f : 0x1.fep127f;
 #pragma unroll
@@ -84,8 +84,8 @@ __device__ __forceinline__ RowRanges row_ranges(const ConvertParams& params, boo
           seen};
 }
 
-// A CTA: every x.ctas-th tile of rows of a head. Heads come first, as they lie side by side. kFrom
-// and kTo: types, 0: those of the operand.
+// A CTA converts every x.ctas-th tile of rows of a head. The head varies fastest among CTAs, as
+// heads lie side by side in memory. kFrom and kTo: types; 0: those of the operand.
 template <int32_t kFrom, int32_t kTo>
 __global__ void __launch_bounds__(kThreads, 4)
     convert_kernel(const __grid_constant__ ConvertParams params) {

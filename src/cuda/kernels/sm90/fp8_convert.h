@@ -11,12 +11,12 @@ namespace flashattn::cuda::sm90 {
 
 // One array. E4M3 becomes F16 or BF16; F16 or BF16, without a descale, F16, BF16 or F32.
 struct ConvertOperand {
-  flashattn_tensor from, to, descale;  // from: data NULL: left out. descale: data NULL: 1
+  flashattn_tensor from, to, descale;  // from.data NULL: left out. descale.data NULL: 1
   int32_t dtype_from, dtype_to;
   // Filled by launch_convert().
   bool is_q = false;  // has the rows and heads of q
   int32_t heads = 0, dim = 0, log2_lanes = 0;
-  int32_t ctas = 0;  // of a head of a sequence
+  int32_t ctas = 0;  // per head of a sequence
   int64_t first_cta = 0;
 };
 

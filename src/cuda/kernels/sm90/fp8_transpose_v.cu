@@ -1,8 +1,9 @@
-// V of E4M3 to tiles of V^T, as the Hopper forward kernel loads them: rows are columns of V, 128
-// keys long, with the 128-byte swizzle. Keys past a sequence's last are 0. Clears amax_o, too.
+// Transposes V of E4M3 to tiles of V^T, as the Hopper forward kernel loads them: rows are columns
+// of V, 128 keys long, with the 128-byte swizzle. Keys past a sequence's last are 0. Clears amax_o,
+// too.
 //
-// In 16 keys, place 4 c + 2 u + e holds key 8 u + 2 c + e: what a lane of a quad holds of P in an
-// accumulator is what it must hold of the operand.
+// In each 16 keys, position 4 c + 2 u + e holds key 8 u + 2 c + e: the keys whose P a lane of a
+// quad holds in the accumulator are then those that it must hold in the operand of P V.
 #include <type_traits>
 
 #include "core/seqlen_info.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Two words of two keys' columns each to one of four keys of a column.
+// Transposes 4 x 4 bytes: x[i] has four columns of key i, y[j] has column j of the four keys.
 __device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (&y)[4]) {
   const uint32_t low01 = __byte_perm(x[0], x[1], 0x5140), high01 = __byte_perm(x[0], x[1], 0x7362);
   const uint32_t low23 = __byte_perm(x[2], x[3], 0x5140), high23 = __byte_perm(x[2], x[3], 0x7362);
@@ -24,7 +25,7 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (
   y[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// The amax_o of the query heads of a KV head, which the forward kernel raises.
+// Clears amax_o of the query heads of a KV head: the forward kernel raises it.
 __device__ __forceinline__ void clear_amax(const TransposeVParams& params, int32_t b,
                                            int32_t head) {
   const flashattn_tensor& amax = params.args.amax_o;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kPasses = kWords * kGroups / kThreads;
   static_assert(kWords * kGroups % kThreads == 0, "whole passes");
   ptx::griddep_launch_dependents();        // the forward kernel waits for all of this one
-  __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
+  __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as in global memory
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
   const int32_t n = static_cast<int32_t>(blockIdx.x) % params.tiles;

@@ -13,11 +13,11 @@ constexpr int32_t kFp8TileKv = 128;
 struct TransposeVParams {
   Problem problem;
   ForwardArrays args;
-  int32_t tiles;  // of the longest sequence
+  int32_t tiles;  // KV tiles of the longest sequence
   uint8_t* to;    // tiles of HeadTiles::of_keys: (tile, KV head, column, key)
 };
 
-// dim: of the tiles: 64, 128 or 256. One CTA a tile, KV head and sequence.
+// dim: columns of V in a tile: 64, 128 or 256. One CTA per tile, KV head and sequence.
 struct TransposeVKernel {
   int32_t threads;
   void (*kernel)(TransposeVParams);

@@ -12,7 +12,7 @@
 // Fixed-base softmax. P = 2^(s - r) gives the same O for any base r. r is the row maximum of the
 // first KV tiles visited and then stays, so that the mainloop needs no maxima, no shuffles and no
 // rescaling of O. In fp16 the first 8 keys of a sequence may raise r once more: they are in the
-// tile that is visited last. If another later score exceeds r by too much, the row sum passes 2^100
+// tile that is visited last. If another later score exceeds r by too much, the row sum passes 2^120
 // or O is not finite: the CTA then recomputes the Q tile with online softmax, once its other tiles
 // are done.
 // With ALiBi, r may also be predicted, or follow from the paired row, and be too high: then the row

@@ -13,15 +13,15 @@ namespace flashattn::cuda::sm90 {
 template <class Config>
 constexpr bool kMayHideTiles = Config::ScoreMod::template kHas<BlockMask>;
 
-// For producers and the scheduler.
+// How producers and the scheduler find the KV tiles of a work tile.
 template <class Config>
 using KvTiles = typename std::conditional<
     kMayHideTiles<Config>,
     BlockSparseTiles<ForwardParams, Config::kTileQ, Config::kTileKv, Config::kConsumers>,
     DenseTiles>::type;
 
-// The base of a kernel's shared memory. Empty without a block mask: other kernels keep their
-// addresses.
+// Base class of SharedStorage. It is empty without a block mask, so that the addresses of other
+// kernels stay as they are.
 template <bool kMayHideTiles, int kStages, int kWorkStages, int kConsumers>
 struct VisibleTiles {};
 template <int kStages, int kWorkStages, int kConsumers>
@@ -31,7 +31,8 @@ struct VisibleTiles<true, kStages, kWorkStages, kConsumers> {
   uint32_t stage_tiles[kStages];  // the StageTile of each stage of K
 };
 
-// A KV tile, and what the block mask leaves of it for each warpgroup, in a word.
+// Index of a KV tile and, for each warpgroup, whether the block mask shows all or some of it, in a
+// word.
 template <int kConsumers>
 struct StageTile {
   static_assert(kConsumers <= 2, "the bits of a word");

@@ -19,7 +19,7 @@ template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, clas
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_,
-                       kDimV = kDimV_;            // of the WGMMAs; TMA pads smaller heads with 0
+                       kDimV = kDimV_;            // WGMMA sizes; TMA pads with 0
   static constexpr int kConsumers = kConsumers_;  // warpgroups of 64 rows
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   // Warpgroups issue their WGMMAs one after the other (ping-pong).
@@ -75,8 +75,8 @@ struct ForwardConfig {
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
-  // Stages of the dense bias, panels of 64 queries of a warpgroup each: two tiles of 16 bits, one
-  // of fp32.
+  // Stages of the dense bias per warpgroup, one panel of 64 queries x 128 bytes each: two KV tiles
+  // in 16 bits, one in fp32.
   static constexpr int kBiasStages = kHasDenseBias ? kTileKv / 32 : 1;
   static constexpr int kBiasBytes = kHasDenseBias ? kBiasStages * kConsumers * kBiasPanelBytes : 0;
   static constexpr int kMaxTensorBytes =
@@ -112,7 +112,7 @@ struct ForwardConfig {
 constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a power of two
 constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
-// Packed heads: the split of each planned work tile.
+// Packed heads: the KV split of a planned work tile.
 struct PackedTile {
   int32_t split_idx;
   Interval keys;

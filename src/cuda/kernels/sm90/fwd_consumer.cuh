@@ -1,5 +1,5 @@
-// A consumer warpgroup of the Hopper forward pass: its work tiles, its rows, its barriers. The
-// state of which its epilogue and its score modifications are views.
+// A consumer warpgroup of the Hopper forward pass: its work tiles, its rows, its barriers. Its
+// epilogue and its score modifications are views of this state.
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_stream_k.cuh"
@@ -36,8 +36,8 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   __device__ __forceinline__ const volatile PackedTile& packed_tile() const {
     return storage_.packed_tiles[work_state_.stage()];
   }
-  // The results of the work tile are partial if it has a part of its rows' keys; the first part
-  // also has the sink.
+  // The results of a work tile are partial if it covers only a range of its rows' keys: a split
+  // with packed heads, a partial with stream-K. The one that comes first also adds the sink.
   static constexpr bool kMayBePartial = Config::kPacksHeads || Config::kUseStreamK;
   __device__ __forceinline__ bool is_partial() const {
     return kMayBePartial && work_tile().is_partial;
@@ -55,8 +55,8 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     return warpgroup_ * 64 + no_hoist(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
 
-  // Row i is the work tile's `query` plus the row in the tile. Its query and query head, and
-  // whether the group has that head.
+  // Row i is the work tile's `query` plus the row in the tile. These return its query, its query
+  // head, and whether the GQA group has that head.
   __device__ __forceinline__ int32_t query_of(int32_t i) const {
     if constexpr (!Config::kPacksHeads) return i;
     return i >> params_.packed.log2_group;
@@ -69,7 +69,7 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     if constexpr (!Config::kPacksHeads) return true;
     return (i & ((1 << params_.packed.log2_group) - 1)) < params_.problem.q_heads_per_kv_head();
   }
-  // The number of a row's partial result.
+  // Index of row i in partial_o and partial_sums.
   __device__ __forceinline__ int64_t partial_row(int32_t i) const {
     if constexpr (Config::kUseStreamK) {
       const int64_t partial = partial_of(params_, work_tile().work_idx).index;
@@ -101,8 +101,8 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     if (leader_) ptx::bulk_wait();
   }
 
-  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
-  // it passes the scheduler barrier.
+  // Waits for and releases a KV tile that only other warpgroups need. in_order: passes the
+  // scheduler barrier, as every step does.
   __device__ __forceinline__ void skip_tile(PipelineState<Config::kStages>& kv_state,
                                             bool in_order) {
     if (in_order) {
@@ -130,7 +130,7 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
-  // The warpgroup's turn to issue its WGMMAs; the next one's turn.
+  // Waits until this warpgroup may issue its WGMMAs; lets the next warpgroup issue.
   __device__ __forceinline__ void warp_scheduler_sync() {
     if (Config::kUseSchedulerBarrier) ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
   }
@@ -150,7 +150,7 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
     if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
   }
 
-  // The bias of a tile has been read.
+  // Advances past the bias of a KV tile, which has been read.
   __device__ __forceinline__ void advance_bias() {
     if constexpr (Config::kHasDenseBias) {
       this->bias_state_.count +=

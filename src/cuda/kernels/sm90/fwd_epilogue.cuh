@@ -16,8 +16,8 @@ class FwdEpilogue {
   __device__ __forceinline__ explicit FwdEpilogue(const FwdConsumer<Config>& consumer)
       : consumer_(consumer), params_(consumer.params_) {}
 
-  // kShort: see FwdSoftmax::finish_tile(). nonfinite: whether the O that it stores is not finite,
-  // by row. redo: in a redone tile.
+  // kShort: see FwdSoftmax::finish_tile(). nonfinite: whether the stored O of a row is not finite.
+  // redo: the tile is redone.
   template <bool kShort>
   __device__ __forceinline__ void store(const OAccum& o, bool redo, bool (&nonfinite)[2]) const {
     bool fp32 = !kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
@@ -25,7 +25,7 @@ class FwdEpilogue {
     if (fp32) {
       store_fp32(o, nonfinite);
     } else {
-      uint32_t seen[2][2] = {};  // two chains a row: latency
+      uint32_t seen[2][2] = {};  // two chains per row hide latency
 #pragma unroll
       for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
         store_to_smem(o, subtile, redo, seen);
@@ -39,7 +39,7 @@ class FwdEpilogue {
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) nonfinite[mi] = (seen[mi][0] | seen[mi][1]) & kNoSign;
     }
-    // O has used the buffer of the next Q.
+    // O has used the buffer of Q, which is released once O has been read.
     if (!Config::kSeparateO) {
       if (!kShort && !params_.o_by_tma) {
         ptx::fence_async_proxy();
@@ -78,7 +78,7 @@ class FwdEpilogue {
   __device__ __forceinline__ void store_fp32(const OAccum& o, bool (&nonfinite)[2]) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      float seen = 0.0f;  // or NaN
+      float seen = 0.0f;  // 0, or NaN if O is not finite
       const int32_t i = work_tile().query + row() + mi * 8;
       int32_t columns = i < work_tile().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row_ptr(i, 4)) + lane() % 4 * 2;

@@ -1,8 +1,8 @@
 // The forward pass on Hopper with Q, K and V in E4M3: the kernel of fwd.cuh with another mainloop.
 //
 // WGMMA reads E4M3 operands only with k contiguous, so V comes transposed: fp8_transpose_v.cu
-// writes tiles of V^T to the workspace. It orders the keys of 16 so that four elements of P that
-// lie together in the accumulator of Q K^T lie together in the operand of P V: no shuffle.
+// writes tiles of V^T to the workspace. It orders each 16 keys so that four elements of P that lie
+// together in the accumulator of Q K^T lie together in the operand of P V: no shuffle.
 //
 // Two-level accumulation. A WGMMA adds products of E4M3 with some 14 bits, so P V of a KV tile, or
 // of kPromoteEvery tiles, has accumulators of its own, which are added to O in fp32.
@@ -22,7 +22,7 @@ namespace flashattn::cuda::sm90 {
 
 template <class O, int kDim, int kConsumers_, class ScoreMod_>
 struct FwdFp8Config {
-  using T = O;  // of O
+  using T = O;  // the type of O
   static constexpr bool kIsFp8 = true;
   static constexpr bool kPacksHeads = false, kUseStreamK = ScoreMod_::kIsPlain;
   static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
@@ -37,7 +37,7 @@ struct FwdFp8Config {
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.
   static constexpr bool kSerial = kDim > 64 || kOnlineSoftmax;
-  static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // of 64 columns
+  static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // x 64 columns
   static constexpr int kPromoteEvery = kSerial ? 1 : 4;                           // KV tiles
   static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kOnlineSoftmax ? 56 : 40;

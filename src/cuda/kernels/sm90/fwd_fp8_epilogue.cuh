@@ -34,7 +34,7 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
     return reinterpret_cast<T*>(tensor_row(tensor, sizeof(T), work_tile().b, work_tile().h, 0));
   }
 
-  // Raises amax_o of the head to the largest magnitude in this warp's rows, of which a NaN exceeds
+  // Raises amax_o of the head to the largest magnitude in this warp's rows; as bits, NaN exceeds
   // all. Rows that are not finite are computed again and count then.
   __device__ __forceinline__ void raise_amax(const OAccum& o, bool redo) const {
     uint32_t most = 0;  // bits
@@ -63,10 +63,10 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
       out[mi] = o_row_ptr(first + mi * 8, 1) + quad_lane * 8;
       columns[mi] = first + mi * 8 < work_tile().query_end ? params_.problem.dim_v : 0;
     }
-    float seen[2] = {};  // or NaN
+    float seen[2] = {};  // 0, or NaN if an element is not finite
 #pragma unroll
     for (int group = 0; group < Config::kDimV / 32; ++group) {
-      uint32_t words[4];  // the low halves are of the first row
+      uint32_t words[4];  // low halves: the first row
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float* x = &o[16 * group + 4 * j];

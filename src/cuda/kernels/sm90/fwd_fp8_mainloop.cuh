@@ -20,7 +20,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
-  // log2: the largest P of a row's first tile.
+  // log2 of the largest P in a row's first KV tile.
   static constexpr float kFirstPeak = 4.0f;
 
  public:
@@ -33,8 +33,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
   }
 
  private:
-  // As given to the constructor, but not kept in a register from the kernel's start on: with amax_o
-  // one too many.
+  // The warpgroup's index, recomputed: kept in a register from the kernel's start on, it is one too
+  // many with amax_o.
   static __device__ __forceinline__ int32_t own_warpgroup() {
     return __shfl_sync(~0u, static_cast<int32_t>(no_hoist(threadIdx.x) / 128), 0) - 1;
   }
@@ -197,7 +197,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     }
   }
 
-  // Row sum, O and what is not yet promoted, times a factor.
+  // Multiplies a row's sum, its O and its P V that is not yet promoted by a factor.
   __device__ __forceinline__ void scale_row(int mi, float factor) {
     row_sum_[mi] *= factor;
 #pragma unroll
@@ -234,7 +234,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     }
   }
 
-  // P to E4M3: four elements of the accumulator are four of the operand, as V^T has its keys.
+  // Packs P to E4M3. Four elements of the accumulator are four of the operand, as V^T orders its
+  // keys.
   __device__ __forceinline__ void pack_p(int32_t n) {
     row_sum_[0] += tile_sum_[0];
     row_sum_[1] += tile_sum_[1];
@@ -263,7 +264,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     }
   }
 
-  // Worked out anew each time: registers are scarce.
+  // Descriptors are recomputed at each use: registers are scarce.
   __device__ __forceinline__ ptx::SmemDescriptor at(uint32_t offset) const {
     return ptx::SmemDescriptor::at(no_hoist(this->shared_) + offset, 0);
   }
@@ -283,7 +284,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     ptx::wgmma_commit();
   }
 
-  // to (+)= P V^T of the columns of V from `column` on.
+  // to (+)= P V for the columns of V from `column` on.
   template <int kCount>
   __device__ __forceinline__ void gemm_pv(float (&to)[kCount], const KvState& state, int column,
                                           int accumulate) {
@@ -347,7 +348,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
                      block * tensor.stride_seq];
   }
 
-  // Only runtime kernels take descales by blocks.
+  // Loads the factors of a work tile. Only runtime kernels take descales by blocks.
   __device__ __forceinline__ void load_exponent_scale() {
     const Inputs& in = params_.args.inputs;
     exponent_scale_ = Base::ScoreMod::exponent_scale(params_);
@@ -379,7 +380,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     return largest;
   }
 
-  // Products of E4M3 to products of the numbers meant.
+  // Multiplies products of E4M3 by the descales of Q and K.
   __device__ __forceinline__ void apply_descales(int32_t n) {
     const Inputs& in = params_.args.inputs;
     const int32_t size = params_.problem.descale_block;
@@ -393,7 +394,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
         n, [&](int i, int32_t block) { s_[i] *= of_q[i / 2 % 2] * descale(in.descale_k, block); });
   }
 
-  // P times its key's descale of V, relative to the largest one.
+  // Multiplies P by its key's descale of V, relative to the largest one.
   __device__ __forceinline__ void weigh_by_descale_v(int32_t n) {
     if (params_.problem.descale_block == 0 || unit_v_ == 0.0f) return;
     visit_blocks(n, [&](int i, int32_t block) {

@@ -19,7 +19,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
-  // With ALiBi the first keys have the lowest bias. bf16 has the range of fp32.
+  // fp16 only, as bf16 has the range of fp32; not with ALiBi, whose bias is lowest for first keys.
   static constexpr bool kChecksFirstKeys = !Config::kHasAlibi && std::is_same<T, __half>::value;
   using KvState = PipelineState<kStages>;
   using typename Base::AlibiRows, typename Base::AlibiTile;
@@ -224,7 +224,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
     constexpr bool kIsOnline = kPath == ScorePath::kOnline;
-    if constexpr (kMayHideTiles<Config>) {  // has waited, to learn of tile n
+    if constexpr (kMayHideTiles<Config>) {  // wait_k() has waited for tile n
     } else if constexpr (kPath == ScorePath::kPlain) {
       storage_.k.consumer_wait_with_pair(kv_state_, softmax_base_);
     } else {
@@ -288,10 +288,10 @@ class FwdMainloop : FwdSoftmax<Config> {
     for (int i = 0; i < kTileKv / 4; ++i) p_[i] = 0;
   }
 
-  // The KV tiles of a redone work tile, from tile `next` on. The base is that of every tile so far,
-  // and it is subtracted exactly, from rounded scores. The steps overlap nothing, as they are rare,
-  // and are all alike, so that their code is short. It has a counter of its own: the usual steps
-  // keep theirs in a uniform register.
+  // Online softmax of a redone work tile, from KV tile `next` on. The base is the maximum of all
+  // tiles so far and is subtracted exactly, from rounded scores. The steps overlap nothing, as they
+  // are rare, and are all alike, so that their code is short. `n` is a counter of its own: the
+  // usual steps keep theirs in a uniform register.
   __device__ __forceinline__ void redo_tile(int32_t& next) {
     const int32_t first = warpgroup_tile().kv_begin;
     int32_t n = next;

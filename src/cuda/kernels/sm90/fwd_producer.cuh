@@ -134,11 +134,11 @@ class KvProducer {
   }
 
  private:
-  // KV tiles left when the next work tile is planned
+  // KV tiles that are left when the next work tile is planned
   static constexpr int32_t kPrefetchDistance = 2;
 
-  // Coordinates of a sequence in K and V: its first row, its number of keys.
-  // v_tile: E4M3: number of its first tile of V^T, over (tile, KV head).
+  // Coordinates of a sequence in K and V: `first`, its first row, and `count`, its number of keys.
+  // v_tile: with E4M3, index of its first tile of V^T, over (tile, KV head).
   struct KvSource {
     int32_t first, head, batch, count;
     int64_t v_tile;

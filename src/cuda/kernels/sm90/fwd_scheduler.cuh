@@ -9,8 +9,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. Their
-// numbers, work_idx: those of Q tiles, see L2Swizzle; with stream-K see is_split().
+// The dynamic tile scheduler, one warp: it plans work tiles, up to kWorkStages ahead. work_idx is
+// the index of a Q tile in the order of L2Swizzle; with stream-K see is_split().
 template <class Config>
 class SchedulerWarp {
  public:
@@ -63,7 +63,8 @@ class SchedulerWarp {
     if constexpr (Config::kUseStreamK) return params_.stream_k.work_items;
     return params_.swizzle.count();
   }
-  // The first work tile of a work item; whether the item has another after this.
+  // first_of(): the first work tile of a work item. has_second(): whether the item of work tile
+  // work_idx has another after it.
   static __device__ __forceinline__ int32_t first_of(int32_t work_item) {
     return Config::kUseStreamK ? 2 * work_item : work_item;
   }
@@ -116,7 +117,7 @@ class SchedulerWarp {
   // hide.
   __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
-    // From shared memory at each use: registers are scarce.
+    // Volatile: fields are read from shared memory at each use, as registers are scarce.
     const volatile WorkTile<Config::kConsumers>& at = work_tile;
     int32_t end = at.kv_end, begin = end;
     if (at.kv_begin < end) {

@@ -34,7 +34,7 @@ class FwdScoreMod {
   static constexpr float kScoreUnit = Config::kIsRuntime      ? kWideUnit
                                       : Config::kHasDenseBias ? kLog2E
                                                               : 1.0f;
-  // Whether that holds every finite score. Otherwise redone tiles have kWideUnit.
+  // Whether these units hold every finite score. If not, redone tiles use kWideUnit.
   static constexpr bool kHoldsAllScores = Config::kIsRuntime || Config::kHasDenseBias;
   static __device__ __forceinline__ float scale(const ForwardParams& params) {
     return params.problem.scale * (kLog2E / kScoreUnit);
@@ -56,8 +56,8 @@ class FwdScoreMod {
     }
   }
 
-  // The members of the score modification, for the keys from `key` on. unit: of the scores, in
-  // kScoreUnit log2(e).
+  // The members of the score modification, for the keys from `key` on. unit: that of the scores, in
+  // multiples of kScoreUnit log2(e).
   __device__ __forceinline__ FittedSoftcap make(Type<Softcap>, int32_t, float unit) const {
     return fitted_softcap(params_, unit);
   }
@@ -69,7 +69,7 @@ class FwdScoreMod {
     return {work_tile().alibi_slope,
             static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2)};
   }
-  // The panels of a tile of the bias, as the warp's waits and releases reach them.
+  // The bias panels of a KV tile: a warp waits for each, and releases it once it has read it.
   struct TilePanels {
     const FwdConsumer<Config>& consumer;
 
@@ -178,7 +178,7 @@ class FwdScoreMod {
     }
   }
 
-  // Sets scores of keys that bits of a tree, or the masks of keys before it, hide to -inf.
+  // Sets scores to -inf that the bits of the tree hide or, for keys before the tree, other masks.
   __device__ __forceinline__ void apply_tree_mask(ScoreAccum& s, int32_t n) const {
     const Lengths len{work_tile().len.q, work_tile().len.kv};
     const TreeMask tree{params_.packed.tree, work_tile().b, len};
@@ -204,7 +204,7 @@ class FwdScoreMod {
     }
   }
 
-  // Whether the block mask leaves row mi one of the keys that other masks leave it.
+  // Whether row mi sees a key that neither the block mask nor other masks hide.
   __device__ __forceinline__ bool block_mask_shows_key(int mi) const {
     if constexpr (ScoreMod::template kHas<BlockMask>) {
       const BlockMask blocks =

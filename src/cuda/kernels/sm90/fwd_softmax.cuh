@@ -28,7 +28,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   static constexpr float kBaseSlack = 8.0f;
   // log2 by which the base lies above the maximum of the first tile visited. bf16 has the range of
   // fp32: a first token 105 nats above it, visited last, leaves sums below kMaxRowSum, and products
-  // with V are normal numbers down to |V| = 2^-86. Three CTAs a multiprocessor would lose 7 %.
+  // with V are normal numbers down to |V| = 2^-86. Three CTAs per SM would lose 7 %.
   static constexpr bool kHasHeadroom = std::is_same<T, __nv_bfloat16>::value &&
                                        !Config::kHasAlibi && !Config::kOnlineSoftmax &&
                                        !Config::kIsFp8 && Config::kCtasPerSm < 3;
@@ -61,7 +61,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     return n;
   }
 
-  // Begins the rows of a work tile: no key seen, and the keys that each row sees.
+  // Begins a work tile: resets base and sum of each row, and finds the keys that it sees.
   __device__ __forceinline__ void reset_rows() {
     const Lengths len{work_tile().len.q, work_tile().len.kv};
 #pragma unroll
@@ -73,7 +73,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
       const int32_t r = row() - lane() / 4 + lane();
       storage_.visible_kv[r] =
           visible_keys(params_.problem.mask_rule(), this->query_of(work_tile().query + r), len);
-      if constexpr (Config::kPacksHeads) {  // of the split; registers are scarce
+      if constexpr (Config::kPacksHeads) {  // keys of the split; registers are scarce
         volatile Interval& keys = storage_.visible_kv[r];
         keys.begin = max(keys.begin, this->packed_tile().keys.begin);
         keys.end = min(keys.end, this->packed_tile().keys.end);
@@ -274,10 +274,10 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
 
   // Reduces the row sums over the quad. P V has P rounded to T: where one key has a row's weight
-  // (the only visible one, or one far above the first tile visited), excess_ is by how much its P
-  // then exceeds l. Divided by l + excess, O is V of that key, and dS = P (dP - delta) vanishes.
+  // (the only visible one, or one far above the first tile visited), excess_ is how far its rounded
+  // P exceeds l. Divided by l + excess, O is V of that key, and dS = P (dP - delta) vanishes.
   __device__ __forceinline__ void total_rows(bool redo) {
-    float top[2] = {row_sum_[0], row_sum_[1]};  // of a lane
+    float top[2] = {row_sum_[0], row_sum_[1]};  // the largest sum of a lane
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
@@ -296,8 +296,8 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
   static constexpr bool kRoundsSingleKeys = Config::kHasAlibi || kHasHeadroom;
 
-  // The factor of O per row. Adds the sink to the row sums. Returns whether the sink is finite but
-  // overflows these units.
+  // Computes the factor of O per row, and adds the sink to the row sums. Returns whether the sink
+  // is finite but overflows these units.
   template <bool kShort>
   __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
     bool sink_overflows = false;
@@ -423,7 +423,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
   }
 
-  // A larger base makes a redo. A dense bias may leave a row one key, whose weight must be 1: in
+  // A larger base causes a redo. A dense bias may leave a row one key, whose weight must be 1: in
   // these units the product of base and log2(e) is rounded.
   static constexpr float kLargestBase = Config::kHasDenseBias ? kLargeScore : kRedoScore;
 
@@ -432,13 +432,13 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
   }
 
-  // Bounds of a row sum. It is below them where the base was predicted, or set by the paired row.
+  // Bounds of a row sum. A base that is predicted, or set by the paired row, may make it too small.
   static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
-  // Of the KV tile that wait_k() found last: it hides a key, or all keys, from this warpgroup.
+  // The block mask hides a key, or all keys, of wait_k()'s last KV tile from this warpgroup.
   bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns

@@ -6,8 +6,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Whether a work tile is part of a tile that is split, and which. work_idx: twice the number of a
-// work item, plus 1 for its second partial.
+// is_split(): whether a work tile is a partial of a split Q tile. partial_of(): which partial.
+// work_idx: twice the index of a work item, plus 1 for its second partial.
 __device__ __forceinline__ bool is_split(const ForwardParams& params, int32_t work_idx) {
   return params.stream_k.splits(work_idx / 2);
 }

@@ -3,7 +3,7 @@
 //
 // A CTA has 64 rows, (query, head) with the head fastest, so that a KV head's queries share tiles,
 // and one split of the keys. The producer warpgroup has two warps for each of two stages of K, of
-// 64 keys. V is read where K lies. Two consumer warpgroups take pairs of tiles: warpgroup w
+// 64 keys. V is read from the stages of K. Two consumer warpgroups take pairs of tiles: warpgroup w
 // computes S and P of the tile in stage w, and columns [256 w, 256 w + 256) of P V of both tiles
 // ("seesaw", as FlashMLA describes it). It keeps its own P in registers and stores it for the other
 // one in the stage's panel behind V, whose scores are done by then. Warpgroup 1 issues P V of the
@@ -56,7 +56,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Barrier of all threads of the CTA, or of the cluster.
+// Synchronises all threads of the CTA or of the cluster.
 __device__ __forceinline__ void sync_mla_ctas(const MlaParams& params) {
   if (params.cluster_size > 1) {
     ptx::cluster_arrive();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::fence_mbarrier_init();
   }
-  // Barriers are initialised, in both CTAs of a cluster, which have work or not as one.
+  // From here on barriers are initialised, in both CTAs of a cluster. Both have work, or neither.
   sync_mla_ctas(params);
   if (!storage.has_work) return;
   if (warpgroup == 0) {

@@ -22,8 +22,8 @@ struct MlaWorkTile {
   int32_t fixed_begin;  // from this tile on every row has seen a key before
 };
 
-// T: of Q and, in shared memory, of K. Heads are at most kDimQk and kDimV large; TMA pads smaller
-// ones with 0. Cache: T, or ptx::E4m3 for LATENT_KV, whose heads have these very sizes.
+// T: type of Q and, in shared memory, of K. Heads are at most kDimQk and kDimV large; TMA pads
+// smaller ones with 0. Cache: T, or ptx::E4m3 for LATENT_KV, whose heads have these very sizes.
 template <class T_, int kDimQk_, int kDimV_, class Cache_>
 struct MlaConfig {
   using T = T_;
@@ -53,11 +53,12 @@ struct MlaConfig {
     Barrier full[kStages][2], empty[kStages][2];  // [stage][part]
     MlaWorkTile work_tile;
     int32_t has_work;
-    // PAGES: a bit for each key whose page is not hidden. Each word has those of one producer warp.
+    // PAGES: a bit for each key whose page is not hidden. Each word holds the bits of one producer
+    // warp.
     uint64_t shown_kv[kStages][2];
     int32_t redo;  // the base overflowed: the tile is computed again, with online softmax
     Interval visible_kv[kTileQ];        // keys of the split that each row sees
-    float row_max[kConsumers][kTileQ];  // of the tiles of a step, exchanged by the warpgroups
+    float row_max[kConsumers][kTileQ];  // per step, exchanged by the warpgroups
     float row_sum[kConsumers][kTileQ];  // over the tiles of a warpgroup
 
     __device__ __forceinline__ bool is_redo() const {
@@ -113,8 +114,8 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   return true;
 }
 
-// Barrier of all threads of the CTA after the first pass over the keys, with which the work of a
-// cluster ends: its CTAs do not exit before both have come here.
+// Synchronises the CTA after the first pass over the keys. In a cluster it also arrives at the
+// cluster barrier, which ends shared work: neither CTA exits before both have come here.
 __device__ __forceinline__ void end_first_pass(const MlaParams& params) {
   __syncthreads();
   if (params.cluster_size > 1) ptx::cluster_arrive();

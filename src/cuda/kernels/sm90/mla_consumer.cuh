@@ -1,5 +1,5 @@
 // A consumer warpgroup of latent attention on Hopper: base and sum of each row, scores to P. Both
-// warpgroups have all rows, and a thread has the same rows in both.
+// warpgroups have all rows; thread n of each has the same rows.
 #pragma once
 
 #include <cfloat>
@@ -169,8 +169,8 @@ class MlaConsumer {
     for (float& x : o_) x = 0.0f;
   }
 
-  // Ends a pass: row sums over all keys. Returns whether a row of this lane needs a redo: a sum or
-  // a base is out of range, or O is not finite.
+  // Ends a pass: reduces the row sums over all keys. Returns whether a row of this lane needs a
+  // redo: a sum or a base is out of range, or O is not finite.
   __device__ __forceinline__ bool reduce_row_sums() {
     float nonfinite[2] = {0.0f, 0.0f};  // stays 0 while O is finite
 #pragma unroll
@@ -196,7 +196,7 @@ class MlaConsumer {
       outside |= base_[mi] != -INFINITY &&
                  !(fabsf(base_[mi]) <= (keys == 1 ? kLargeScore : kRedoScore) / kWideUnit);
       outside |= keys > 0 && !(sum >= FLT_MIN);
-      outside |= base_[mi] == -INFINITY && sum > 0.0f;  // its first tiles were hidden
+      outside |= base_[mi] == -INFINITY && sum > 0.0f;  // no key before the base was fixed
       bad |= outside && r < tile().rows;
       // P of a single key rounds to 1, and O is V of that key to the last digit.
       row_sum_[mi] = keys == 1 && sum > 0.0f ? 1.0f : sum;
@@ -214,7 +214,7 @@ class MlaConsumer {
   float o_[kColumns / 2];  // this warpgroup's half of the columns
 
  private:
-  // Splits begin at multiples of a tile, so that no tile has keys of two.
+  // No KV tile has keys of two splits: splits begin at multiples of a tile.
   __device__ __forceinline__ void mask_by_tree(int32_t n) {
     const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}};
 #pragma unroll

@@ -1,5 +1,5 @@
 // Epilogue of latent attention on Hopper: each warpgroup stores its columns of O, the first also
-// lse; of a KV split partial O and sums.
+// lse. A KV split stores partial O and sums instead.
 #pragma once
 
 #include "cuda/kernels/sm90/mla_consumer.cuh"
@@ -17,7 +17,7 @@ class MlaEpilogue : protected MlaConsumer<Config> {
   using Base::row_sum_, Base::base_, Base::o_, Base::kColumns;
   using Base::tile, Base::lane, Base::row;
 
-  // After the last pass, when no warpgroup reads Q any more.
+  // Called after the last pass, when no warpgroup reads Q any more.
   __device__ __forceinline__ void store() {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
@@ -97,7 +97,8 @@ class MlaEpilogue : protected MlaConsumer<Config> {
     }
   }
 
-  // Rows of 16 bits, by the buffer of Q: each warp its own 16 rows, 512 contiguous bytes at once.
+  // Stores 16-bit rows through the buffer of Q: each warp its own 16 rows, 512 contiguous bytes at
+  // once.
   __device__ __forceinline__ void store_rows() const {
     constexpr int kChunks = kColumns / 8;
     const int32_t warp_row = row() - lane() / 4;

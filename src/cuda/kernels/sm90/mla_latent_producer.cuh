@@ -8,9 +8,9 @@
 
 namespace flashattn::cuda::sm90 {
 
-// All threads fill one part of a stage after another. Four lanes have 64 bytes of a row, which
-// become a panel's: eight lanes store 16 bytes each to different banks. The E4M3 of the next half
-// of a part is under way in registers meanwhile, and the rows of later tiles on their way to L2.
+// All threads fill one part of a stage after another. Four lanes have 64 bytes of E4M3 of a row,
+// which become 128 bytes of a panel: eight lanes store 16 bytes each to different banks. Meanwhile
+// the next half of a part is loaded to registers, and rows of later tiles to L2.
 template <class Config>
 class MlaLatentProducer {
   using T = typename Config::T;
@@ -26,10 +26,10 @@ class MlaLatentProducer {
                                                SharedStorage& storage)
       : params_(params), storage_(storage), stages_(shared + Config::kKOffset) {}
 
-  // Arrivals that fill a part of a stage.
+  // Arrivals at the full barrier of a part of a stage.
   static __device__ __forceinline__ uint32_t arrivals(const MlaParams&) { return kThreads; }
 
-  // Loads all tiles, once more after a call before.
+  // Loads all tiles. A second call loads them again, for a redo.
   __device__ __forceinline__ void load_tiles() {
     const int32_t begin = tile().tiles.begin;
 #pragma unroll 1
@@ -67,16 +67,17 @@ class MlaLatentProducer {
   }
 
  private:
-  // Half of a part: what has one descale.
+  // Half of a part: the columns that share a descale.
   struct Half {
-    int4 bits[2][kRows];  // of two panels
+    int4 bits[2][kRows];  // by panel and row
     float descale[kRows];
   };
 
   __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return storage_.work_tile; }
   static __device__ __forceinline__ int32_t lane_of_row() { return threadIdx.x % 4; }
   static __device__ __forceinline__ int32_t first_row() { return threadIdx.x % kThreads / 4; }
-  // The first row of a tile that this thread prefetches: of a run, or half of the row.
+  // The first row of a tile that this thread prefetches: that of a run of rows, or a single row, of
+  // which it prefetches every other cache line.
   __device__ __forceinline__ int32_t prefetched_row() const {
     const int32_t thread = no_hoist(threadIdx.x) % kThreads;  // saves a register
     return params_.record_run > 0 ? thread * params_.record_run : thread / 2;
@@ -90,7 +91,7 @@ class MlaLatentProducer {
     return in.page_table[tile().b * in.page_table_stride + page_idx];
   }
 
-  // Where V of row r of tile n begins; NULL past the last key or tile, and on a hidden page.
+  // The address of V of row r of tile n; NULL past the last key or tile, and on a hidden page.
   __device__ __forceinline__ const char* record(int32_t n, int32_t r) const {
     const int32_t key = n * kTileKv + r;
     if (n >= tile().tiles.end || key >= tile().len.kv) return nullptr;
@@ -107,7 +108,7 @@ class MlaLatentProducer {
     return tensor_row(in.v, 1, page, tile().kv_head, key - page_idx * problem.page_size);
   }
 
-  // This thread's rows of tile n are loaded next.
+  // Points records_ at this thread's rows of tile n, which are loaded next.
   __device__ __forceinline__ void point_at(int32_t n) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) records_[i] = record(n, first_row() + i * kRowStep);
@@ -118,8 +119,8 @@ class MlaLatentProducer {
     return r < kTileKv && params_.record_bytes > 0 ? record(n, r) : nullptr;
   }
 
-  // Brings rows of tile n to L2. A run of rows is one copy; lanes issue copies one after another,
-  // and therefore lines of single rows.
+  // Brings rows of tile n to L2. A run of rows is one bulk prefetch. Single rows are prefetched by
+  // cache lines, as the lanes of a warp issue bulk prefetches one after another.
   __device__ __forceinline__ void prefetch(int32_t n, const char* first) const {
     if (!first) return;
     first += params_.record_begin;
@@ -167,7 +168,8 @@ class MlaLatentProducer {
     }
   }
 
-  // Numbers beyond the largest fp16 become that. bf16 has the range of the product.
+  // Converts 16 elements of E4M3 to T, times their descale. fp16 saturates at its largest number;
+  // bf16 has the range of the product.
   static __device__ __forceinline__ void convert(const int4& bits, float descale,
                                                  uint32_t (&x)[8]) {
     const int32_t words[] = {bits.x, bits.y, bits.z, bits.w};
@@ -194,7 +196,7 @@ class MlaLatentProducer {
     return fabsf(x) > kMostF16 ? copysignf(kMostF16, x) : x;
   }
 
-  // Copies the elements of keys behind those of V. They belong to the part that is filled last.
+  // Copies the columns of K behind those of V. They belong to the part that is filled last.
   __device__ __forceinline__ void copy_rest(int32_t stage) const {
     const uint32_t to = stages_ + stage * Config::kStageBytes + Config::kPanelsV * kPanelBytes;
 #pragma unroll
@@ -209,7 +211,8 @@ class MlaLatentProducer {
     ptx::cp_async_commit();
   }
 
-  // PAGES: the first warp has two keys a lane.
+  // PAGES: stores which keys lie on pages that are not hidden. The first warp has two keys per
+  // lane.
   __device__ __forceinline__ void store_shown(int32_t n, int32_t stage) const {
     if (!hides_pages() || threadIdx.x % kThreads >= 32) return;
     const int32_t lane = threadIdx.x % 32, keys = tile().len.kv - n * kTileKv;
@@ -227,7 +230,7 @@ class MlaLatentProducer {
   const MlaParams& params_;
   SharedStorage& storage_;
   const uint32_t stages_;
-  uint32_t phases_ = 0;  // a bit for each stage
+  uint32_t phases_ = 0;  // parities, a bit for each stage
   const char* records_[kRows];
 };
 

@@ -169,7 +169,8 @@ class MlaMainloop : MlaEpilogue<Config> {
     release(1 - warpgroup_);
   }
 
-  // Packs P, in s_, of tile n, and stores it for the other warpgroup. kWhole: of a whole tile.
+  // Packs P, in s_, of tile n, and stores it for the other warpgroup. kWhole: the tile has no row
+  // past the last key.
   template <bool kWhole>
   __device__ __forceinline__ void hand_over_p(int32_t n) {
 #pragma unroll
@@ -204,7 +205,7 @@ class MlaMainloop : MlaEpilogue<Config> {
     ptx::wgmma_commit();
   }
 
-  // offset: of the first panel, in Q and in K.
+  // offset: bytes to the first panel, in Q and in K.
   template <int kPanels>
   __device__ __forceinline__ void gemm_panels(uint32_t offset, bool first) {
     // Otherwise the compiler keeps all addresses in registers, and spills.
@@ -274,15 +275,16 @@ class MlaMainloop : MlaEpilogue<Config> {
     for (int i = 0; i < Config::kDimV / 4; ++i) o_[i] *= o_scale[i / 2 % 2];
   }
 
-  // Where the thread that releases stages arrives a second time in a cluster: the address of
-  // empty[0][warpgroup] in the CTA of a rank. Otherwise 0.
+  // In a cluster the thread that releases stages arrives a second time, at the address that this
+  // returns: that of empty[0][warpgroup] in the CTA of a rank. For other threads, or without a
+  // cluster: 0.
   __device__ __forceinline__ uint32_t empty_of(uint32_t rank) const {
     const uint32_t address = ptx::mapa(storage_.empty[0][warpgroup_].address(), rank);
     return params_.cluster_size > 1 && threadIdx.x % 128 == 0 ? address : 0;
   }
 
   const uint32_t own_, other_;  // the stages of K
-  uint32_t second_empty_;       // of the other CTA; in a redo, whose stages this CTA fills, of this
+  uint32_t second_empty_;       // empty_of() the other CTA; in a redo, which runs alone, this CTA
   PipelineState<1> own_state_;
   uint32_t p_[kTileKv / 4];
 };

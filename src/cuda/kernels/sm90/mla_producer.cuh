@@ -10,7 +10,7 @@ template <class Config>
 class MlaProducer {
   using SharedStorage = typename Config::SharedStorage;
   static constexpr int kTileKv = Config::kTileKv, kPanelBytes = Config::kPanelBytes;
-  static constexpr int kThreads = 64;  // of a stage
+  static constexpr int kThreads = 64;  // per stage
   static constexpr int kRowStep = kThreads / 8, kRows = kTileKv / kRowStep;
 
  public:
@@ -21,12 +21,12 @@ class MlaProducer {
         stage_(__shfl_sync(~0u, threadIdx.x / kThreads, 0)),
         to_(shared + Config::kKOffset + stage_ * Config::kStageBytes) {}
 
-  // Arrivals that fill a part of a stage.
+  // Arrivals at the full barrier of a part of a stage.
   static __device__ __forceinline__ uint32_t arrivals(const MlaParams& params) {
     return params.kv_box_rows > 0 ? 1 : kThreads;
   }
 
-  // Loads the tiles of this warp's stage, once more after a call before.
+  // Loads the tiles of this warp's stage. A second call loads them again, for a redo.
   __device__ __forceinline__ void load_tiles() {
     const Interval tiles{tile().tiles.begin, tile().tiles.end};
     const bool by_tma = params_.kv_box_rows > 0;
@@ -112,8 +112,8 @@ class MlaProducer {
     }
   }
 
-  // Tiles whose rows lie in many pages: eight threads copy 128 bytes of a row. These are the rows
-  // of tile n that this thread copies.
+  // Threads copy tiles whose rows lie in many pages: eight threads copy 128 bytes of a row.
+  // first_row(): the first row that this thread copies; the others are kRowStep apart.
   static __device__ __forceinline__ int32_t first_row() { return threadIdx.x % kThreads / 8; }
 
   __device__ __forceinline__ void look_up_rows(int32_t n) {
@@ -126,7 +126,8 @@ class MlaProducer {
     }
   }
 
-  // A warp has four rows of every eight, and eight lanes for each.
+  // PAGES: stores which keys lie on pages that are not hidden. A warp has four rows of every eight,
+  // and eight lanes for each.
   __device__ __forceinline__ void store_shown_kv() const {
     const int32_t warp = threadIdx.x / 32 % 2;
     uint64_t shown = 0;

@@ -63,7 +63,7 @@ struct PreprocessProgress {
 struct PackedHeads {
   int32_t log2_group;
   SplitRule split;
-  int32_t max_splits;  // of any sequence
+  int32_t max_splits;  // the most splits of a sequence
   FastDivmod by_splits;
   int32_t partial_queries;  // as in cuda::ForwardParams
   TreeParams tree;          // with TREE; the problem's masks are its hull then
@@ -127,7 +127,7 @@ struct BackwardParams {
   StreamK stream_k;                 // tiles are KV tiles, iterations are Q tiles of a head
   float* partials;                  // dK and dV of each partial, in accumulator order
   PreprocessProgress* preprocess;   // NULL: the preprocess kernel has ended before this one starts
-  uint64_t preprocess_stamp;        // of this launch, in *preprocess
+  uint64_t preprocess_stamp;        // this launch's, in *preprocess
   int32_t preprocess_ctas;          // the preprocess kernel's grid
   int32_t static_work_items;        // work items taken by CTA index, the others by work_counter
   int32_t first_key, key_step;      // KV tile n of a head begins with key first_key + n * key_step
@@ -137,7 +137,7 @@ struct BackwardParams {
   // s = score_scale * tanh(softcap_inner * q k^T) with a softcap, score_scale * q k^T without, in
   // units of log2(e).
   float softcap_inner, score_scale;
-  int32_t adds_dbias;  // kDenseBias: to args.dbias, which has been cleared
+  int32_t adds_dbias;  // kDenseBias: the kernel adds dbias to args.dbias, which is cleared before
   CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
   SoftcapWithDerivative softcap;
 };

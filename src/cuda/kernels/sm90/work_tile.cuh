@@ -13,10 +13,10 @@ namespace flashattn::cuda::sm90 {
 // One warpgroup's 64 rows. Bounds are indices of KV tiles, which are visited from kv_end - 1 down
 // to kv_begin.
 struct WarpgroupTile {
-  int32_t kv_begin, kv_end;  // some row sees a key
+  int32_t kv_begin, kv_end;  // KV tiles of which some row sees a key
   // Rows see only the upper half of tile kv_begin; only the lower half of tile kv_end - 1.
   bool first_upper_only, last_lower_only;
-  int32_t full_begin, full_end;  // every row sees every key
+  int32_t full_begin, full_end;  // KV tiles of which every row sees every key
   int32_t fixed_base_end;        // below: every row has seen a key in a tile visited before
   int32_t diagonal;              // the key position of the first row
   // ALiBi is linear in the key, since all keys lie on one side of all rows, from linear_begin on
@@ -33,10 +33,10 @@ enum class WorkKind : int32_t {
 template <int kConsumers>
 struct WorkTile {
   WorkKind kind;
-  int32_t redo_slot;    // its entry in redo_queue: the count of tiles since the last drain
-  int32_t work_idx;     // its number: see SchedulerWarp
+  int32_t redo_slot;    // the tile's entry in redo_queue: the count of tiles since the last drain
+  int32_t work_idx;     // index of the work tile: see SchedulerWarp
   int16_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
-  int16_t is_partial;   // packed heads, stream-K: its results are of a part of its rows' keys
+  int16_t is_partial;   // packed heads, stream-K: it covers only a range of its rows' keys
   int32_t b, h;
   int32_t query, query_end;  // the rows of the tile
   Lengths len;
@@ -47,9 +47,9 @@ struct WorkTile {
   WarpgroupTile warpgroups[kConsumers];
 };
 
-// The sequence, and the query head, of a head_idx of the L2 swizzle. A dense bias that all
-// sequences share may exceed L2: then consecutive head_idx are sequences, which read the bias of
-// one head at about the same time.
+// sequence_of() and q_head_of() decode a head_idx of the L2 swizzle. A dense bias that all
+// sequences share may exceed L2: then consecutive head_idx are the sequences of one head, so that
+// they read its bias at about the same time.
 template <class ScoreMod>
 __device__ __forceinline__ bool sequences_come_first(const ForwardParams& params) {
   return !ScoreMod::kIsRuntime && ScoreMod::template kHas<DenseBias> &&
@@ -155,7 +155,7 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
   if (lane == 0) {
     work_tile.kv_begin = begin;
     work_tile.kv_end = end;
-    // From shared memory: registers are scarce.
+    // Read back from shared memory, as registers are scarce.
     const volatile WorkTile<kConsumers>& at = work_tile;
     const RowLayout layout = row_layout(problem, params.args.shape);
     work_tile.lse_row =
