@@ -27,8 +27,8 @@ struct Inputs {
   const int32_t *lens_q, *lens_kv;
   const int32_t* starts_kv;
   const int32_t* page_table;
-  int64_t page_table_stride;  // from sequence to sequence
-  int64_t pages;              // in the pool
+  int64_t page_table_stride;  // entries from sequence to sequence
+  int64_t pages;              // pages in the pool
   const void* bias;
   int64_t bias_stride_batch, bias_stride_head, bias_stride_row;
   const float* alibi_slopes;

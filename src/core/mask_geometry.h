@@ -1,5 +1,5 @@
-// Which keys a query sees and which tiles a kernel visits: the one place where this is decided, for
-// the CPU backend and for every GPU kernel. Intervals are half open.
+// Mask geometry: the one place that decides, for the CPU backend and for every GPU kernel, which
+// keys a query sees and which tiles a kernel visits. Intervals are half open.
 #pragma once
 
 #include <cstdint>

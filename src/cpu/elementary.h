@@ -5,8 +5,8 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// What 2^x is used for. kBf16: the result is rounded to bf16, which errs a thousand times as much
-// as fp32. kWeights: as kBf16, and the results are also summed; a row's only P need not be 2^0.
+// How 2^x is used. kBf16: the result is rounded to bf16, which errs a thousand times as much as
+// fp32. kWeights: as kBf16, and the results are also summed; a row's only P need not be 2^0.
 enum class Exp2For { kF32, kBf16, kWeights };
 
 // Minimax polynomials of 2^x, 1 at 0: on [0, 1] (kFromBelow) or [-1/2, 1/2], from the highest

@@ -50,7 +50,7 @@ struct ForwardScratch {
   uint8_t* keep;              // keep bytes of dropout, one per element of P
   bool* redo;                 // rows that a fixed base does not serve
   float* latent;              // LATENT_KV: the rows of a KV tile before they are packed
-  int64_t bytes, tile_bytes;  // of all arrays, and of k and v
+  int64_t bytes, tile_bytes;  // bytes of all arrays; bytes of k and v
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
     constexpr int kU = kWordElements<kCompute>, kColumns = kPanelOf<kCompute>;

@@ -1,4 +1,4 @@
-// What the launcher hands to the kernels: plain data, shared by all instruction sets.
+// Jobs: the data that the launcher hands to the kernels, shared by all instruction sets.
 #pragma once
 
 #include "core/score_mod.h"

@@ -59,7 +59,7 @@ static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 // Descales of the rows of a head, one for each block of tokens.
 struct Descales {
   const float* data = nullptr;  // NULL: 1
-  int64_t stride = 0;           // from block to block
+  int64_t stride = 0;           // floats from block to block
   int32_t block = 1;            // tokens
 
   FLASHATTN_INLINE float of(int32_t row) const { return data ? data[row / block * stride] : 1.0f; }

@@ -76,7 +76,7 @@ struct QBlock {
     return mask.tree > 0 && range.end > tree_begin(mask, sequence.len);
   }
 
-  // Those of the rows [row, end_row) that belong to the head of row `row`.
+  // Returns the rows from `row` on, before end_row, that belong to one head.
   FLASHATTN_INLINE HeadRows head_rows_at(int32_t row, int32_t end_row) const {
     const int32_t count = queries.end - queries.begin;
     const int32_t query = queries.begin + row % count;

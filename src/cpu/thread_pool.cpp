@@ -161,7 +161,7 @@ class Pool {
 
   // Runs in a thread of the pool: joins calls, waits for more.
   [[noreturn]] void serve(int32_t own) {
-    int32_t caller_processor = -1;  // that of the last call which it joined
+    int32_t caller_processor = -1;  // the caller's processor in the last call that it joined
     for (bool slept = true; true; slept = wait_for_calls(caller_processor)) {
       while (take_part(own, slept, caller_processor)) slept = false;
     }

@@ -19,7 +19,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint64_t Longs __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
-// The same types in memory, aligned to an element only. A word may be a pair of 16-bit elements.
+// Unaligned forms in memory, aligned to an element only. A word may be a pair of 16-bit elements.
 typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(2), may_alias));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
