@@ -11,7 +11,7 @@ using namespace flashattn;
 
 namespace {
 
-// args may be NULL: no shape.
+// Returns the shape of the arguments; args may be NULL: no shape.
 std::optional<Shape> sizes_of(const flashattn_args* args, ErrorOut& out) {
   if (!args) return {};
   const flashattn_args own = copy_in(args, "args");

@@ -10,8 +10,8 @@ using namespace flashattn;
 
 namespace {
 
-// Sets the strides of the tensors at these offsets to packed, as far as the caller's structure
-// goes.
+// Sets the strides of the tensors at these offsets to -1 (packed), as far as the caller's structure
+// has them.
 template <size_t kCount>
 void pack_strides(void* given, uint32_t struct_size, const size_t (&offsets)[kCount]) {
   const flashattn_tensor packed{nullptr, -1, -1, -1};

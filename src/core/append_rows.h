@@ -7,11 +7,11 @@
 namespace flashattn {
 
 struct AppendRows {
-  SeqlenInfo sequence;  // before the call; starts_kv taken off
-  int32_t tokens;       // new ones: queries
-  int32_t stored;       // new ones that the cache has room for
+  SeqlenInfo sequence;  // as it is before the call, without the rows before starts_kv
+  int32_t tokens;       // new tokens: as many as queries
+  int32_t stored;       // new tokens that the cache has room for
   int32_t end;          // tokens in the cache after the call, as lens_out has it
-  int64_t position;     // of the first new token
+  int64_t position;     // position of the first new token
 };
 
 // Whatever values lie in device memory, rows [len.kv, len.kv + stored) behind offset_kv lie inside
@@ -44,10 +44,10 @@ struct CosSin {
   float cos, sin;
 };
 
-// The cosine and sine of an angle in turns of 2^-64, to 5e-9, in integers of 32 bits and their
-// products: every machine computes the same bits.
+// The cosine and sine of an angle in units of 2^-64 turns, to 5e-9. All arithmetic is in 32-bit
+// integers and their products, so that every machine computes the same bits.
 FLASHATTN_HD constexpr CosSin cos_sin_of_turns(uint64_t turns) {
-  // In the nearest quarter of a turn, x lies in [-1, 1], in units of 2^-30, for an angle of x pi/4.
+  // The angle is quarter * pi/2 + x * pi/4; x lies in [-1, 1], in units of 2^-30.
   const uint32_t angle =
       static_cast<uint32_t>(turns >> 32) + static_cast<uint32_t>(turns >> 31 & 1);
   const uint32_t quarter = (angle + (1u << 29)) >> 30;

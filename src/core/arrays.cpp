@@ -146,8 +146,8 @@ void check_nesting(Array* array) {
   }
 }
 
-// Bytes from a run of x to a run of y (Array::run): between low_ and high_, plus each step of
-// either array as often as Times allows.
+// Searches for a run of x (Array::run) that shares a byte with a run of y: for steps of x, less
+// steps of y, that add up to an offset within [low_, high_].
 class Differences {
  public:
   Differences(const Array& x, const Array& y)
@@ -168,7 +168,7 @@ class Differences {
     }
   }
 
-  // Whether runs have a byte in common.
+  // Whether a run of x and a run of y have a byte in common.
   bool meet() { return meet(0, low_, high_); }
 
  private:
@@ -180,11 +180,11 @@ class Differences {
 
   static Wide floor(Wide a, Wide b) { return a / b - (a % b < 0); }
 
-  // Whether the steps from number n on, longest first, can add up to a distance within the bounds.
+  // Whether the steps from number n on, longest first, can add up to an offset within [low, high].
   bool meet(int32_t n, Wide low, Wide high) {
     if (n == count_) return low <= 0 && high >= 0;
     const Times& times = times_[n];
-    // From further away the remaining steps do not lead back.
+    // With any other t the remaining steps do not reach the bounds.
     const Wide first = -floor(most_[n + 1] - low, times.bytes);
     const Wide last = floor(high - least_[n + 1], times.bytes);
     const Wide end = last < times.most ? last : times.most;
@@ -195,9 +195,9 @@ class Differences {
     return false;
   }
 
-  Wide low_, high_;                    // runs meet if their distance lies between
-  Times times_[8];                     // the longest first
-  Wide least_[9] = {}, most_[9] = {};  // of the steps from one on
+  Wide low_, high_;                    // runs share a byte at these offsets
+  Times times_[8];                     // how often each step is taken; the longest step first
+  Wide least_[9] = {}, most_[9] = {};  // offsets that the steps from one on add up to
   int32_t count_ = 0, trials_ = 1024;
 };
 
@@ -270,13 +270,13 @@ flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (
                                  Order order) {
   flashattn_tensor resolved = tensor;
   int64_t* const strides[] = {&resolved.stride_batch, &resolved.stride_head, &resolved.stride_seq};
-  // From the innermost index outwards.
+  // Packs from the innermost index outwards.
   const int order_of[][3] = {{1, 2, 0}, {2, 1, 0}};
   int64_t packed = extent[3];
   for (const int d : order_of[order == Order::kHeads]) {
     if (*strides[d] == 0) continue;
     if (*strides[d] == -1) *strides[d] = packed;
-    // Past 2^63 there is no such array, and check_array refuses the count.
+    // A packed array past 2^63 does not exist, and check_array refuses the count.
     if (__builtin_mul_overflow(packed, extent[d], &packed)) packed = 0;
   }
   const bool empty = extent[0] == 0 || extent[1] == 0 || extent[2] == 0 || extent[3] == 0;

@@ -15,8 +15,8 @@ enum class Use { kInput, kOutput, kSum };  // kSum: an output in which stride 0 
 struct Array {
   const char* name;             // "q"
   const char* pointer_suffix;   // ".data": with the name, the pointer's structure member
-  const char* const* suffixes;  // of the members that hold the first three strides; may be NULL
-  int32_t index;                // of an array of arrays; -1: not one
+  const char* const* suffixes;  // ".stride_batch", ...: members of the first three strides; or NULL
+  int32_t index;                // index in an array of arrays; -1: not in one
   Use use;
   const void* data;
   int32_t element;  // bytes
@@ -24,8 +24,9 @@ struct Array {
   int64_t stride[4];  // elements
 
   // Filled by check_array.
-  uintptr_t begin, end;  // bytes it reaches; equal when it has no element
-  // The bytes of the array: runs of `run` bytes; steps lead from the first run to the others.
+  uintptr_t begin, end;  // addresses that it spans; equal if it has no element
+  // The bytes of the array form runs of `run` contiguous bytes. Each step repeats what lies before
+  // it at `count` places, `bytes` apart.
   int64_t run;
   int32_t steps;
   struct Step {
@@ -39,8 +40,8 @@ void check_array(Array* array);
 
 // Whether two checked arrays have a byte in common. Exact if every step of both, in ascending
 // order, is at least as long as the reach of the smaller ones: true for outputs with equal strides,
-// and if one array has no gaps. Otherwise a search of a thousand trials; what it does not find
-// counts as apart.
+// and if one array has no gaps. Otherwise a search of a thousand trials; arrays for which it finds
+// no common byte count as apart.
 bool share_memory(const Array& x, const Array& y);
 
 // Refuses an output that shares memory with another array. Interleaved arrays (packed QKV) pass.
@@ -50,7 +51,7 @@ void check_apart(const Array& output, const Array& other);
 class ArrayList {
  public:
   void add(Array array);
-  // Memory without structure: a workspace.
+  // Adds memory without structure: a workspace.
   void add_bytes(const char* name, const void* data, int64_t bytes);
   // Refuses any output that overlaps another array of the list.
   void check_overlaps() const;
@@ -74,9 +75,9 @@ Rows key_rows(const Problem& problem, const Shape& shape, int64_t pages);
 // element).
 enum class Order { kTokens, kHeads };
 
-// The strides to use. -1 becomes the packed stride, as if the array had no index whose stride is 0:
-// such an index repeats. Strides of extents of 1 and of arrays without elements become 0. extent:
-// batch, head, token, element.
+// Returns the tensor with the strides to use. -1 becomes the stride of a packed array without the
+// indices whose stride is 0, because these repeat the array. Strides of extents of 1 and of arrays
+// without elements become 0. extent: batch, head, token, element.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
                                  Order order);
 // Resolves the strides of q, k, v, o or one of their gradients.

@@ -38,8 +38,8 @@ class Launcher {
   virtual void describe(uint32_t op, const Shape& shape,
                         flashattn_plan_properties* properties) const = 0;
 
-  // Describes a shape whose zeros are unknown. `why` then says that the choice depends on the
-  // shape.
+  // Describes the maxima of a plan, in which 0 means unknown. `why` then says that the choice
+  // depends on the shape.
   virtual void describe_maxima(uint32_t op, const Shape& maxima,
                                flashattn_plan_properties* properties) const {
     describe(op, maxima, properties);

@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// kAlignment: of each array, in bytes.
+// kAlignment: alignment of each array, in bytes.
 template <int64_t kAlignment>
 class BasicBumpAllocator {
  public:
@@ -16,7 +16,7 @@ class BasicBumpAllocator {
     if (beyond != 0) at_ = kAlignment - beyond;
   }
 
-  // An array of `count` elements, uninitialised.
+  // Takes an array of `count` elements, uninitialised.
   template <class T>
   FLASHATTN_HD T* take(int64_t count) {
     char* array = base_ ? base_ + at_ : nullptr;
@@ -27,7 +27,7 @@ class BasicBumpAllocator {
   // Bytes taken so far.
   FLASHATTN_HD int64_t bytes() const { return at_; }
 
-  // Bytes that memory of any alignment must have for what has been taken.
+  // Bytes that memory of any alignment must have to hold what has been taken.
   FLASHATTN_HD int64_t unaligned_bytes() const { return at_ + kAlignment; }
 
  private:

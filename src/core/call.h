@@ -27,8 +27,8 @@ struct Inputs {
   const int32_t *lens_q, *lens_kv;
   const int32_t* starts_kv;
   const int32_t* page_table;
-  int64_t page_table_stride;  // from sequence to sequence
-  int64_t pages;              // in the pool
+  int64_t page_table_stride;  // entries from sequence to sequence
+  int64_t pages;              // pages in the pool
   const void* bias;
   int64_t bias_stride_batch, bias_stride_head, bias_stride_row;
   const float* alibi_slopes;
@@ -59,12 +59,12 @@ struct ForwardArrays {
   Inputs inputs;
   flashattn_tensor o;
   float* lse;
-  flashattn_tensor scale_o, amax_o;  // data NULL: 1, and not wanted
+  flashattn_tensor scale_o, amax_o;  // data NULL: scale_o is 1, amax_o is not wanted
 };
 
 struct ForwardArgs : ForwardArrays {
   flashattn_tensor tree_bits;       // uint32_t
-  flashattn_tensor descale_latent;  // as v lies
+  flashattn_tensor descale_latent;  // fp32; its rows lie as those of v do
 };
 
 struct BackwardArgs {
@@ -82,13 +82,14 @@ struct MergeArgs {
   Shape shape;
   int32_t parts;
   int32_t dtype_part;
-  const flashattn_tensor* part_o;  // strides as the caller gave them: resolve_strides()
+  const flashattn_tensor* part_o;  // strides as the caller gave them: see resolve_strides()
   const float* const* part_lse;
   flashattn_tensor o;
   float* lse;
 };
 
-// Data NULL: not given. The plan's descales: stride_seq steps from block to block.
+// A tensor whose data is NULL is not given. stride_seq of a descale steps from block to block of
+// the plan's descale_block tokens.
 struct QuantizeArgs {
   Shape shape;
   Inputs inputs;  // lengths, and q, k and v of type dtype
@@ -101,10 +102,11 @@ struct QuantizeArgs {
   float* lse_shift;
 };
 
-// Pairs of elements that turn, at most.
+// The largest number of pairs of elements that rotary position embedding turns.
 constexpr int32_t kMaxRotaryPairs = 256;
 
-// Data NULL: not given. Of inputs: lengths, pages, q, k and v of type dtype, and their descales.
+// A tensor whose data is NULL is not given. `inputs` has lengths, pages, q, k and v of type dtype,
+// and their descales.
 struct AppendArgs {
   Shape shape;
   Inputs inputs;
@@ -114,8 +116,8 @@ struct AppendArgs {
   const int32_t* positions;
   int32_t* lens_out;
   flashattn_tensor q_out, k_cache, v_cache;
-  flashattn_tensor rotary_cos, rotary_sin;  // NULL: angles are made of turns
-  uint64_t turns[kMaxRotaryPairs];          // of each pair from one position to the next, in 2^-64
+  flashattn_tensor rotary_cos, rotary_sin;  // data NULL: `turns` gives the angles
+  uint64_t turns[kMaxRotaryPairs];          // each pair's rotation per position, in 2^-64 turns
 };
 
 }  // namespace flashattn

@@ -35,7 +35,7 @@ struct FirstSize<flashattn_error> : std::integral_constant<size_t, 720> {};
 constexpr size_t kDescOf01 = 184;
 static_assert(sizeof(flashattn_desc) != kDescOf01, "grow it by 8 bytes more");
 
-// Sizes that a structure may have.
+// A struct_size must be at least `least`, and must not be `never`.
 struct Sizes {
   size_t least, never;
 };

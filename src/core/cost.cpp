@@ -26,7 +26,8 @@ int64_t pairs_of_batch(const Problem& problem, const Shape& shape) {
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   int64_t left = shape.batch, q = shape.total_q, kv = shape.total_kv, pairs = 0;
-  // Sequences of equal lengths together: full ones, then the one that gets the remaining tokens.
+  // Each step counts sequences of equal lengths: first the full ones, then the one that gets the
+  // remaining tokens.
   while (left > 0) {
     Lengths len = {shape.seqlen_q, shape.seqlen_kv};
     if (varlen_q) len.q = static_cast<int32_t>(std::min<int64_t>(len.q, q));
@@ -104,7 +105,7 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
 Cost operation_cost(const Problem& problem, uint32_t op, const Shape& shape) {
   const int64_t pairs = times(pairs_of_batch(problem, shape), problem.heads_q);
   const int64_t dims = static_cast<int64_t>(problem.dim_qk) + problem.dim_v;
-  // Forward: 2 FLOPs per pair and element. Backward: 2.5 times that.
+  // Forward: 2 FLOPs for each pair and element of Q K^T and of P V. Backward: 2.5 times that.
   const int64_t flops = times(times(pairs, dims), op == FLASHATTN_OP_BACKWARD ? 5 : 2);
   return {flops, operation_bytes(problem, op, shape)};
 }

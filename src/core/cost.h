@@ -10,7 +10,8 @@ struct Cost {
 };
 
 // Lengths are those of the shape: upper bounds if the real lengths lie on the device. VARLEN: as
-// few and as long sequences as the totals allow. The time does not depend on the sequence length.
+// few and as long sequences as the totals allow. The time that this function takes does not depend
+// on the lengths.
 Cost operation_cost(const Problem& problem, uint32_t op, const Shape& shape);
 
 }  // namespace flashattn

@@ -1,5 +1,5 @@
-// Descales of 8-bit numbers: an element times its descale is the number meant. Used by the CPU
-// backend and the kernels.
+// Descales of 8-bit numbers: an element times its descale is its value. Used by the CPU backend and
+// the kernels.
 #pragma once
 
 #include <cstring>
@@ -18,14 +18,15 @@ FLASHATTN_HD float descale_of(float most, float largest) {
   return descale > kLeastDescale ? descale : most == 0 ? 1.0f : kLeastDescale;
 }
 
-// Returns the descale of a cache's block that gets new tokens, whose largest magnitude is `most`.
-// held: the block has tokens already, with the descale `old`. A larger descale is a power of two,
-// so that rescaling those tokens rounds E4M3 no second time, but for subnormal numbers.
+// Returns the new descale of a block of a cache that gets new tokens, whose largest magnitude is
+// `most`. held: the block has tokens already, with the descale `old`. If the descale grows it
+// becomes a power of two, so that rescaling the old tokens rounds E4M3 no second time, except
+// subnormal numbers.
 FLASHATTN_HD float updated_descale(float most, float largest, int32_t block, bool held, float old) {
   if (held && most <= old * largest) return old;
   float descale = descale_of(most, largest);
   if (block == 1) return descale;
-  if (most == 0) return kLeastDescale;  // whatever comes makes it grow
+  if (most == 0) return kLeastDescale;  // any later token makes it grow
   uint32_t bits;
   memcpy(&bits, &descale, sizeof bits);
   bits = (bits + 0x7fffff) & 0xff800000;

@@ -35,7 +35,7 @@ int32_t fail(int32_t status, int32_t reason, const char* field, const char* form
 }
 
 void ErrorOut::set(flashattn_error* error) {
-  if (error) copy_in(error, "error");  // refuses a size, or what a later header has behind it
+  if (error) copy_in(error, "error");  // refuses a wrong size, or members of a later header
   error_ = error;
 }
 

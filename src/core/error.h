@@ -16,7 +16,7 @@ struct Error {
   char text[sizeof flashattn_error::message];
 };
 
-// What flashattn_last_error reports. Valid until the thread's next failure.
+// Returns what flashattn_last_error reports. Valid until the thread's next failure.
 const Error& last_error();
 
 // Records a failure and returns `status`. `field` is copied and may be "".

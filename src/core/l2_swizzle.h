@@ -10,11 +10,11 @@ namespace flashattn {
 
 // Heads are taken group by group; a group's K and V fit in the cache together. Within a group every
 // head's tile 0 comes first, then every head's tile 1: if tiles differ in length, tile 0 is the
-// longest. What a head is, the caller decides: a query head or a KV head of one sequence.
+// longest. The caller decides what a head is: a query head or a KV head of one sequence.
 struct L2Swizzle {
-  int32_t tiles;                  // of a head
-  FastDivmod group_tiles, heads;  // of a group
-  FastDivmod last_heads;          // of the last group
+  int32_t tiles;                  // tiles per head
+  FastDivmod group_tiles, heads;  // tiles and heads of a group
+  FastDivmod last_heads;          // heads of the last group
   int32_t last;                   // index of the last group
 
   // fitting: heads whose K and V fit in the cache at once. at_end: the least number of heads in the
@@ -28,14 +28,14 @@ struct L2Swizzle {
             FastDivmod::of(static_cast<int32_t>(heads - last * width)), static_cast<int32_t>(last)};
   }
 
-  // Heads of the last group if tiles differ in length and `resident` CTAs or clusters run at once:
-  // two tiles for each. The long ones then start before half of the group's work is done, and the
-  // short ones even out the end.
+  // The number of heads for the last group if tiles differ in length and `resident` CTAs or
+  // clusters run at once: enough for two tiles each. The long ones then start before half of the
+  // group's work is done, and the short ones even out the end.
   static constexpr int64_t even_end(int32_t resident, int64_t tiles) {
     return ceil_div(2 * static_cast<int64_t>(resident), std::max<int64_t>(tiles, 1));
   }
 
-  // Returns these groups with another number of tiles a head; empty if that is too many.
+  // Returns the same groups of heads with n tiles per head; empty if that is too many.
   constexpr L2Swizzle with_tiles(int64_t n) const {
     const int64_t all = static_cast<int64_t>(last) * heads.divisor + last_heads.divisor;
     if (all <= 0 || n <= 0 || n > INT32_MAX / all) return {};

@@ -13,8 +13,8 @@ namespace flashattn {
 namespace {
 
 // Constant-initialised, so that nothing runs when the library is loaded. The level is read without
-// the lock, so that calls which log nothing do not contend. While g_fn and g_user change, it is
-// off.
+// the lock, so that calls which log nothing do not contend. The level is OFF while g_fn and g_user
+// change.
 std::atomic<int32_t> g_level{FLASHATTN_LOG_OFF};
 std::mutex g_mutex;  // guards g_fn, g_user and the order of lines
 flashattn_log_fn g_fn = nullptr;

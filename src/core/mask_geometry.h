@@ -1,5 +1,5 @@
-// Which keys a query sees and which tiles a kernel visits: the one place where this is decided, for
-// the CPU backend and for every GPU kernel. Intervals are half open.
+// Mask geometry: the one place that decides, for the CPU backend and for every GPU kernel, which
+// keys a query sees and which tiles a kernel visits. Intervals are half open.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ struct MaskRule {
   uint32_t mask;  // enum flashattn_mask; BLOCKS, TREE and PAGES are not looked at here
   int32_t window_left, window_right;
   int32_t chunk;
-  int32_t tree = 0;  // with TREE; only the functions of trees look at it
+  int32_t tree = 0;  // length of the tree; only the functions of trees look at it
 };
 
-// Masks with a bit for each key: what a query sees is no interval.
+// Masks that may hide any key or page: the keys that a query sees are no interval.
 constexpr uint32_t kKeyBitMasks = FLASHATTN_MASK_TREE | FLASHATTN_MASK_PAGES;
 
 // Lengths of one sequence.
@@ -35,7 +35,8 @@ struct Lengths {
   int32_t q, kv;
 };
 
-// In 32 bits: a 64-bit division on a GPU is a function call with its own registers.
+// a / b, rounded down. In 32 bits: a 64-bit division on a GPU is a function call with its own
+// registers.
 FLASHATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
   return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);
 }
@@ -68,7 +69,7 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
   const int32_t at = i + diagonal_offset(rule, len);
   int32_t begin = 0, end = len.kv;
   if ((rule.mask & FLASHATTN_MASK_CAUSAL) && at < end) end = at + 1;
-  // One test for both: GPU kernels pay for every jump over code that they do not execute.
+  // One test for both bits: GPU kernels pay for every jump over code that they do not execute.
   if (rule.mask & (FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK)) {
     if (rule.mask & FLASHATTN_MASK_WINDOW) {
       if (rule.window_left >= 0 && rule.window_left < at) begin = at - rule.window_left;
@@ -111,7 +112,7 @@ FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j,
 }
 
 // The queries that see key j, chunks aside, relative to query `from`. The bounds are not clamped to
-// the sequence. For key j + n, n < 2^30, both are n more.
+// the sequence. For key j + n, n < 2^30, both bounds are n more.
 FLASHATTN_HD constexpr Interval relative_queries(const MaskRule& rule, int32_t j, Lengths len,
                                                  int32_t from) {
   constexpr int64_t kFar = 1 << 30;  // beyond every query of a sequence
@@ -142,8 +143,8 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
-// The first key of a tree: tree_bits decide who sees it and those behind it, the other masks who
-// sees the keys before. Without TREE the end of the keys.
+// The first key of the tree. tree_bits decide who sees it and the keys behind it, the other masks
+// who sees the keys before it. Without TREE: len.kv.
 FLASHATTN_HD constexpr int32_t tree_begin(const MaskRule& rule, Lengths len) {
   return rule.tree < len.kv ? len.kv - rule.tree : 0;
 }
@@ -151,7 +152,7 @@ FLASHATTN_HD constexpr int32_t tree_begin(const MaskRule& rule, Lengths len) {
 // The row of tree_bits that belongs to one query.
 struct TreeRow {
   const uint32_t* bits;
-  int32_t first;  // the key of the first bit; below 0 where there are more bits than keys
+  int32_t first;  // the key of bit 0; below 0 if there are more bits than keys
 
   FLASHATTN_HD bool shows(int32_t key) const {
     const auto n = static_cast<uint32_t>(key - first);
@@ -164,7 +165,7 @@ FLASHATTN_HD constexpr Interval keys_before_tree(const MaskRule& rule, int32_t i
   return intersect(visible_keys(rule, i, len), {0, tree_begin(rule, len)});
 }
 
-// key_span() with TREE: whoever has the bits may see the tree.
+// key_span() with TREE: any row may see keys of the tree, and none counts as seeing all of them.
 FLASHATTN_HD constexpr KeySpan tree_span(const MaskRule& rule, Interval rows, Lengths len) {
   const KeySpan span = key_span(rule, rows, len);
   const int32_t begin = tree_begin(rule, len);
@@ -172,9 +173,9 @@ FLASHATTN_HD constexpr KeySpan tree_span(const MaskRule& rule, Interval rows, Le
           intersect(span.all, {0, begin})};
 }
 
-// A rule without trees by which every query sees what it may see by a rule with TREE, and little
-// more. A query is at most tree - 1 keys behind the tree's first, unless masks are aligned at the
-// start.
+// A rule without TREE by which each query sees every key that it may see by `rule`, and few others.
+// It relies on a query being at most tree - 1 keys behind the first key of the tree, unless masks
+// are aligned at the start.
 FLASHATTN_HD constexpr MaskRule tree_hull(const MaskRule& rule) {
   constexpr uint32_t kShapes = FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
   int32_t left = -1;
@@ -244,8 +245,8 @@ constexpr int64_t band_pairs(Interval rows, Interval keys, int64_t left, int64_t
   return pairs;
 }
 
-// Visible (query, key) pairs of one sequence, block masks aside, in closed form: full chunks have
-// equal counts. All bits of a tree count as set.
+// Visible (query, key) pairs of one sequence, block masks and hidden pages aside, in closed form:
+// full chunks have equal counts. All bits of a tree count as set.
 constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   constexpr int64_t kOpen = INT64_C(1) << 33;
   int64_t left = kOpen, right = kOpen;

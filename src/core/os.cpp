@@ -111,20 +111,21 @@ namespace {
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 #if defined(__linux__)
-// Larger than any that Linux may be configured for: a mask smaller than the kernel's is refused.
+// A mask larger than any that Linux may be configured for: a mask smaller than the kernel's is
+// refused.
 struct AffinityMask {
   unsigned long words[1 << 10];
 
   cpu_set_t* set() { return reinterpret_cast<cpu_set_t*>(words); }
   bool read(pid_t thread) { return sched_getaffinity(thread, sizeof words, set()) == 0; }
-  bool apply() { return sched_setaffinity(0, sizeof words, set()) == 0; }  // to this thread
+  bool apply() { return sched_setaffinity(0, sizeof words, set()) == 0; }  // to the calling thread
 };
 #endif
 
 int32_t masked_processors() {
 #if defined(__linux__)
   AffinityMask mask{};
-  // A process has the number of its first thread.
+  // The number of a process is that of its first thread.
   if (mask.read(getpid())) return CPU_COUNT_S(sizeof mask.words, mask.set());
 #endif
   return static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
@@ -183,7 +184,7 @@ double quota_v1(const std::string& folder) {
   return q > 0 && p > 0 ? q / p : kNoLimit;
 }
 
-// A mounted hierarchy of cgroups that has CPU quotas, and the group that the mount point shows.
+// A mounted hierarchy of cgroups that has CPU quotas, and the cgroup that the mount point shows.
 struct Mount {
   std::string folder, group;
   bool is_v2;
@@ -204,7 +205,7 @@ std::vector<Mount> mounts(const std::string& root) {
   return found;
 }
 
-// The group of this process, from /proc/self/cgroup: "0::/group" in version 2,
+// The cgroup of this process, from /proc/self/cgroup: "0::/group" in version 2,
 // "4:cpu,cpuacct:/group" in version 1.
 std::string group_of(const std::string& root, bool is_v2) {
   for (const std::string& line : lines_of(root + "/proc/self/cgroup")) {
@@ -224,8 +225,9 @@ std::string group_of(const std::string& root, bool is_v2) {
 double cpu_quota(const char* root) {
   double least = kNoLimit;
   for (const Mount& mount : mounts(root)) {
-    // In a container the mount point shows the container's own group, whose path is then no part of
-    // the folder. If no folder of the process's group exists, the mount point's own quota holds.
+    // In a container the mount point shows the container's own cgroup, whose path is then no part
+    // of the folder. If no folder of the process's cgroup exists, the mount point's own quota
+    // holds.
     std::string group = group_of(root, mount.is_v2);
     if (mount.group != "/" && group.compare(0, mount.group.size(), mount.group) == 0) {
       group.erase(0, mount.group.size());
@@ -241,8 +243,8 @@ double cpu_quota(const char* root) {
 }
 
 int32_t usable_processors() {
-  // Threads that ask at once may all read it: a lock that another thread holds at a fork would stop
-  // the child.
+  // No lock: one that another thread holds at a fork would stop the child. Threads that ask at once
+  // may all read the quota.
   static std::atomic<int32_t> known{0};
   int32_t processors = known.load(std::memory_order_relaxed);
   if (processors == 0) {
@@ -275,7 +277,7 @@ bool avoid_processor(int32_t processor) noexcept {
   if (processor < 0 || !mask.read(0)) return false;
   if (!CPU_ISSET_S(processor, sizeof mask.words, mask.set())) return false;
   CPU_CLR_S(processor, sizeof mask.words, mask.set());
-  return mask.apply();  // fails if there are none
+  return mask.apply();  // fails if no processor is left
 #else
   (void)processor;
   return false;

@@ -1,5 +1,5 @@
-// The operating system: POSIX, and Linux where that offers more. Only
-// os.cpp and this header include headers of either.
+// The operating system: POSIX, and Linux where that offers more. Only os.cpp and this header
+// include headers of either.
 #pragma once
 
 #include <pthread.h>
@@ -33,8 +33,8 @@ void back_off(int32_t* waited) noexcept;
 
 // ---- Threads ----
 
-// A lock that needs no code when the library is loaded, and whose copies in a child made by fork
-// are made anew by constructing them again.
+// A lock whose constructor needs no code when the library is loaded. A child made by fork makes its
+// copy anew by constructing it again.
 class Mutex {
  public:
   constexpr Mutex() = default;
@@ -57,25 +57,26 @@ class Condition {
   pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
 };
 
-// Threads that sleep until others call them: exactly as many are woken as were called. Constructed
-// again, it is as new, in a child made by fork.
+// Threads that sleep until others call them. As many are woken as are called. A child made by fork
+// makes its copy anew by constructing it again.
 class Sleepers {
  public:
   constexpr Sleepers() = default;
-  // A thread that is about to sleep announces it, and looks once more for what it waits for.
+  // A thread that is about to sleep announces it, and then checks once more what it waits for.
   void announce() noexcept { uncalled_.fetch_add(1); }
-  // Then it takes that back. Returns false if it has been called: it must sleep(), if not for long.
+  // If it need not sleep, it takes the announcement back. Returns false if the thread has been
+  // called: it must then sleep(), though not for long.
   bool take_back() noexcept { return take(1) == 1; }
-  // Or it sleeps until it is called.
+  // If it must wait, it sleeps until it is called.
   void sleep() noexcept;
-  // Calls so many threads that have announced themselves, or fewer if there are not so many.
+  // Calls up to `threads` of the threads that have announced themselves.
   void call(int32_t threads) noexcept {
     const int32_t called = uncalled_.load() > 0 ? take(threads) : 0;
     if (called > 0) wake(called);
   }
 
  private:
-  // Lowers uncalled_ by up to so many; returns by how many.
+  // Lowers uncalled_ by at most `threads`; returns by how much.
   int32_t take(int32_t threads) noexcept {
     int32_t uncalled = uncalled_.load();
     while (uncalled > 0) {
@@ -87,14 +88,14 @@ class Sleepers {
   void wake(int32_t threads) noexcept;
 
   std::atomic<int32_t> uncalled_{0};
-  std::atomic<uint32_t> permits_{0};  // of threads that were called and are yet to return
+  std::atomic<uint32_t> permits_{0};  // threads that were called and have not returned from sleep()
 #if !defined(__linux__)
   Mutex mutex_;
   Condition has_permit_;
 #endif
 };
 
-// Starts a detached thread with a stack of so many bytes, named `name` for top and debuggers. It
+// Starts a detached thread with a stack of `stack` bytes, named `name` for top and debuggers. It
 // receives no signals but those that a fault of its own raises. Returns whether it was started.
 bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char* name) noexcept;
 
@@ -103,32 +104,33 @@ bool after_fork_in_child(void (*handler)()) noexcept;
 
 // ---- Processors ----
 
-// The number of processors that this process may use, at least 1: those of its affinity mask, which
+// The number of processors that this process may use, at least 1: those in its affinity mask, which
 // is that of its first thread, and no more than the CPU quota of its cgroups pays for. Read once a
 // process: later changes are not seen.
 int32_t usable_processors();
 
-// Lets the calling thread run on the whole affinity mask of the process; a thread inherits a
-// smaller one from the thread that starts it.
+// Gives the calling thread the whole affinity mask of the process. A thread starts with the mask of
+// the thread that starts it, which may be smaller.
 void use_all_processors() noexcept;
 
 // The processor that runs this thread; -1: unknown.
 int32_t current_processor() noexcept;
 
-// Removes a processor, which may be -1, from the affinity mask of the calling thread, which leaves
-// it if it runs there. Returns whether it did so: not if the mask lacks it or has no other.
+// Removes a processor from the calling thread's affinity mask; if the thread runs there, it moves
+// to another. Returns whether it did so: not if processor is -1, if the mask lacks it, or if the
+// mask has no other.
 bool avoid_processor(int32_t processor) noexcept;
 
-// Undoes that.
+// Undoes avoid_processor().
 void allow_processor(int32_t processor) noexcept;
 
 // The CPU quota of this process in processors: the least of its cgroup and of those above it, of
-// versions 1 and 2; infinite if there is none. root: of the file system that holds proc and the
-// mounts that proc names, "" outside of tests.
+// versions 1 and 2; infinite if there is none. root: the root of the file system that holds proc
+// and the mounts that proc names, "" outside of tests.
 double cpu_quota(const char* root);
 
-// Asks for AMX tile registers, as Linux demands once a process before the first thread uses them:
-// their 8 KB would not fit every signal stack. Returns whether they may be used.
+// Asks for AMX tile registers. Linux demands it once a process, before the first thread uses them,
+// because their 8 KB would not fit every signal stack. Returns whether they may be used.
 bool request_tile_registers() noexcept;
 
 // Linux describes the processor by the words AT_HWCAP and AT_HWCAP2, whose bits each architecture
@@ -137,12 +139,12 @@ struct ProcessorFlags {
   uint64_t first, second;
 };
 ProcessorFlags processor_flags() noexcept;
-// Bytes of a vector of SVE, of the calling thread, which threads that it starts inherit. 0: none.
+// Bytes of an SVE vector in the calling thread and in threads that it starts. 0: no SVE.
 int32_t sve_vector_bytes() noexcept;
 
 // ---- Memory ----
 
 int64_t memory_bytes() noexcept;
-int64_t l2_cache_bytes() noexcept;  // of a core; 0: unknown
+int64_t l2_cache_bytes() noexcept;  // per core; 0: unknown
 
 }  // namespace flashattn::os

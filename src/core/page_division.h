@@ -1,5 +1,5 @@
-// Where a token lies in a paged cache, by a multiplication and a correction: a GPU makes the factor
-// when a kernel starts, with one division of 32 bits, and needs one register for it.
+// The page and row of a token in a paged cache, by a multiplication and a correction. A kernel
+// makes the factor at its start, with one 32-bit division, and keeps it in one register.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ struct PageDivision {
   uint32_t factor;  // (2^32 - 1) / page_size: a quotient below 2^31 is too small by at most 1
 
   struct Place {
-    int32_t entry;  // of the page table
-    int32_t row;    // in the page
+    int32_t entry;  // index in the sequence's row of the page table
+    int32_t row;    // row in the page
   };
 
   // page_size: 0 without pages.
@@ -21,7 +21,7 @@ struct PageDivision {
     return {page_size > 0 ? ~uint32_t{0} / static_cast<uint32_t>(page_size) : 0};
   }
 
-  // i >= 0.
+  // The place of token i >= 0 of a sequence.
   FLASHATTN_HD constexpr Place place(int32_t i, int32_t page_size) const {
     const uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(i)) * factor;
     const int32_t entry = static_cast<int32_t>(product >> 32), row = i - entry * page_size;

@@ -28,7 +28,7 @@ inline bool is_idle(uint32_t op, const Shape& shape) {
 // The workspace that a call needs, as flashattn_workspace_size reports it.
 int64_t needed_workspace(const Plan& plan, uint32_t op, const Shape& shape);
 
-// shape NULL: the plan's maxima. Fails if one that the size depends on is not set.
+// shape NULL: the plan's maxima, which are refused if one that the size depends on is not set.
 int64_t workspace_size(const Plan* plan, uint32_t op, const Shape* shape);
 
 // shape NULL: the plan's maxima; without them the properties that depend on them are 0.

@@ -20,13 +20,14 @@ struct Problem : flashattn_desc {
   bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
 
-  // Whether elements have descales: those of q, of k and v, of any.
+  // Whether elements have 8 bits, and so descales: those of q, of k and v, of any.
   bool has_8bit_q() const { return dtype == FLASHATTN_DTYPE_F8E4M3; }
   bool has_f8_cache() const { return dtype_kv == FLASHATTN_DTYPE_F8E4M3; }
   bool has_8bit_cache() const { return has_f8_cache() || dtype_kv == FLASHATTN_DTYPE_I8; }
   bool has_8bit() const { return has_8bit_q() || has_8bit_cache(); }
 
-  // Whether k holds only what keys have beyond their values, see LATENT_KV.
+  // Whether a key is its row of v and then its row of k, which has only the further elements
+  // (LATENT_KV).
   FLASHATTN_HD bool is_latent() const { return (layout & FLASHATTN_LAYOUT_LATENT_KV) != 0; }
   // Elements of a row of k.
   FLASHATTN_HD int32_t columns_k() const { return is_latent() ? dim_qk - dim_v : dim_qk; }
@@ -39,7 +40,7 @@ struct Problem : flashattn_desc {
 
   FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk, tree}; }
 
-  // A weight is kept if its 16-bit random number is at least this.
+  // Dropout keeps an element of P if its 16-bit random number is at least this.
   uint32_t dropout_threshold() const {
     return static_cast<uint32_t>(std::lround(static_cast<double>(dropout) * 65536.0));
   }

@@ -6,25 +6,26 @@
 
 namespace flashattn {
 
-// Scores are kept in units of log2(e), so that 2^x serves for e^x.
+// A score s is kept as s * log2(e), so that 2^x serves for e^x.
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 
-// A score near FLT_MAX times log2(e) overflows. Code for scores of any size therefore keeps them in
-// units of kWideUnit log2(e): a quarter, in which every finite score and bias is finite.
+// Near FLT_MAX s * log2(e) overflows. Code for scores of any size therefore keeps a score as s *
+// log2(e) / kWideUnit, which is finite for every finite score and bias.
 constexpr float kWideUnit = 4.0f;
 
 // 2^(product * factor - m) as one fused operation includes the rounding error of m, a factor common
 // to the row. Up to this |m|, in units of log2(e), a 16-bit type rounds the factor to 1. Beyond it
-// scores are rounded before m is subtracted, so that the largest weight is exactly 1.
+// scores are rounded before m is subtracted, so that the largest element of P is exactly 1.
 constexpr float kLargeScore = 0x1p9f;
 
-// Up to this |m| that factor is near 1: enough for kernels that redo tiles beyond it.
+// Up to this |m| the common factor of kLargeScore is near 1: enough for kernels that redo tiles
+// beyond it.
 constexpr float kRedoScore = 0x1p20f;
 
-// Below this |lse| the rounding of lse and of lse * log2(e) changes a weight by less than 2^-13, a
-// quarter of a rounding to fp16. From it on the backward pass recomputes what an fp32 lse no longer
-// holds: the row's largest score, and the sum of its weights relative to it.
+// Below this |lse| the rounding of lse and of lse * log2(e) changes P by less than 2^-13 of itself,
+// a quarter of a rounding to fp16. From it on the backward pass recomputes what an fp32 lse no
+// longer holds: the row's largest score, and the sum of P relative to it.
 constexpr float kLargeLse = 1024;
 
 // If the recomputed lse differs from the given one by at most this fraction, the recomputed one is
@@ -32,11 +33,12 @@ constexpr float kLargeLse = 1024;
 // counts keys that this call does not see, as in ring attention.
 constexpr float kLseParts = 0x1p-21f;
 
-// What a problem asks for beside a positive scale and masks by position, as bits. Code that chooses
-// among kernels names the bits that a kernel computes: what is added here then is not ignored.
+// Score modifications of a problem as bits: all that it asks for beyond a positive scale and masks
+// by position. Code that chooses among kernels names the bits that a kernel computes, so that a bit
+// added here later is never ignored.
 constexpr uint32_t kModSoftcap = 1, kModDropout = 2, kModNegativeScale = 4, kModBlockMask = 8,
                    kModKeyBits = 16;  // kKeyBitMasks
-// All bits of flashattn_desc::bias, those to come, too, lie from here on.
+// The bits of flashattn_desc::bias, future ones too, lie from bit 8 on.
 constexpr uint32_t kModAlibi = FLASHATTN_BIAS_ALIBI << 8, kModDenseBias = FLASHATTN_BIAS_DENSE << 8;
 
 FLASHATTN_HD uint32_t modifications(const Problem& problem) {
@@ -48,11 +50,11 @@ FLASHATTN_HD uint32_t modifications(const Problem& problem) {
 
 // The unit in which the CPU backend keeps scores.
 struct ScoreUnit {
-  float log2;   // 2^(score * log2) is e^score
-  double nats;  // score * nats is the score of the specification
+  float log2;   // 2^(x * log2) is e^s, x being the score s as it is kept
+  double nats;  // x * nats is s, the score of the specification
 };
 
-// The unit of modified scores, log2(e) / 4: every score up to FLT_MAX, and the difference of any
+// Modified scores are kept as s * log2(e) / 4: every score up to FLT_MAX, and the difference of any
 // two, is finite.
 constexpr ScoreUnit kModifiedUnit = {kWideUnit, kWideUnit * 0.693147180559945309};
 
@@ -60,12 +62,12 @@ constexpr ScoreUnit kModifiedUnit = {kWideUnit, kWideUnit * 0.693147180559945309
 struct ScoreMod {
   float scale;
   float softcap;     // 0: off
-  float slope;       // of ALiBi; 0: off
+  float slope;       // ALiBi slope; 0: off
   int32_t offset;    // `off` of the specification
-  const char* bias;  // of query 0; NULL: none
-  int64_t bias_row;  // elements
+  const char* bias;  // row of query 0; NULL: none
+  int64_t bias_row;  // elements from query to query
   int32_t dtype_bias;
-  const uint8_t* blocks;  // of query 0; NULL: none
+  const uint8_t* blocks;  // row of query 0 in the block mask; NULL: none
   int64_t blocks_row;
   int32_t block_q, block_kv;
 

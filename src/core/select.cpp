@@ -35,8 +35,8 @@ struct Message {
   }
 };
 
-// Whether FLASHATTN_BACKEND names another GPU backend. A name also stands for those whose names
-// begin with it and "_".
+// Whether FLASHATTN_BACKEND names another GPU backend. The name x also allows backends whose names
+// begin with x_.
 bool is_excluded(const Backend& backend) {
   const char* forced = forced_backend();
   if (!forced || backend.device_kind != FLASHATTN_DEVICE_CUDA) return false;
@@ -81,7 +81,7 @@ const Backend& select_backend(const Problem& problem, const Device& device, Back
       log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", backend.name, message.text);
     }
     // On a tie the later backend wins: later backends are more general.
-    // A delegated refusal says nothing where another backend has one of its own.
+    // A delegated refusal is reported only if no backend has a reason of its own.
     const bool tells_more =
         !verdict.refusal->is_delegated && (best.refusal == nullptr || best.refusal->is_delegated ||
                                            verdict.refusals <= best.refusals);

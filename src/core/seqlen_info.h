@@ -22,8 +22,8 @@ FLASHATTN_HD Interval packed_rows(const int32_t* cu_seqlens, int32_t b, int64_t 
   return {begin, end < begin ? begin : end > rows ? rows : end};
 }
 
-// Whatever values lie in device memory, the rows lie inside the arrays, and there are at most as
-// many as the shape says. On a GPU nothing else checks these values.
+// The rows of sequence b. Whatever values lie in device memory, the rows lie inside the arrays, and
+// there are at most as many as the shape says. On a GPU nothing else checks these values.
 FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, const Inputs& in,
                                     int32_t b) {
   SeqlenInfo s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
@@ -47,8 +47,8 @@ FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, 
   return s;
 }
 
-// All sequences of a batch, read once. As above; besides, no sequence begins before the previous
-// one ends.
+// Reads all sequences of a batch once, each as seqlen_info() does. Besides, with VARLEN no sequence
+// begins before the previous one ends.
 inline void resolve_seqlens(const Problem& problem, const Shape& shape, const Inputs& in,
                             SeqlenInfo* sequences) {
   int64_t end_q = 0, end_kv = 0;
@@ -110,10 +110,10 @@ FLASHATTN_HD RowLayout row_layout(const Problem& problem, const Shape& shape) {
 // Split-KV: how a sequence's keys are split over CTAs or tasks, whose results are merged. The split
 // of a sequence depends only on the rule and on the sequence's own lengths.
 struct SplitRule {
-  int32_t splits;       // number of splits; 0: see keys
+  int32_t splits;       // number of splits; 0: `keys` decides
   int32_t keys;         // keys of a split, if splits is 0
   int32_t max_queries;  // sequences with more queries are not split
-  int32_t step;         // splits start at multiples of it
+  int32_t step;         // splits start at multiples of `step` keys
   FastDivmod round;     // splits * step
 
   static constexpr SplitRule of(int32_t splits, int32_t keys, int32_t max_queries, int32_t step) {
@@ -123,10 +123,10 @@ struct SplitRule {
   }
 };
 
-// Whether splitting pays for its merge. ctas: CTAs without splitting. The
-// time unit is what a CTA takes for a key, some 20 ns. Splitting saves less if there are CTAs
-// enough to use the memory bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an
-// H200; decode kernels take half as long for a key, and for the merge, which starts early).
+// Whether splitting pays for its merge. ctas: CTAs without splitting. The time unit is what a CTA
+// takes for a key, some 20 ns. Splitting saves less if there are CTAs enough to use the memory
+// bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an H200; decode kernels
+// take half as long for a key, and for the merge, which starts early).
 FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t splits, int64_t ctas,
                                           int32_t multiprocessors) {
   if (splits <= 1) return false;
@@ -157,7 +157,8 @@ FLASHATTN_HD constexpr int32_t split_count(const SplitRule& rule, Lengths len) {
   return len.kv == 0 ? 1 : (len.kv - 1) / split_keys(rule, len) + 1;
 }
 
-// The most splits of any sequence within these lengths; not always those of the longest.
+// The largest number of splits of any sequence within these lengths. The longest sequence may have
+// fewer: those with more than max_queries queries are not split.
 FLASHATTN_HD constexpr int32_t max_split_count(const SplitRule& rule, Lengths longest) {
   return rule.splits > 0
              ? rule.splits

@@ -113,8 +113,8 @@ void check_update(const Problem& problem, const flashattn_append_kv_args& args) 
   }
 }
 
-// The turns of each pair from one position to the next, in units of 2^-64. The angle errs by 1e-6
-// at position 2^31, and less in proportion.
+// Sets turns[c]: the rotation of pair c from one position to the next, in units of 2^-64 turns. The
+// angle errs by 1e-6 at position 2^31, and less in proportion.
 void fill_turns(float base, int32_t rotary_dim, uint64_t* turns) {
   constexpr double kRadian = 0.15915494309189535;  // turns
   const double step = std::pow(static_cast<double>(base), -2.0 / rotary_dim);
@@ -129,7 +129,7 @@ bool same_strides(const flashattn_tensor& x, const flashattn_tensor& y) {
          x.stride_seq == y.stride_seq;
 }
 
-// Refuses tokens that have no room, no page or no position. Lengths alone have been checked.
+// Refuses new tokens without room, page or position. Only the lengths have been checked before.
 void check_rows(const Problem& problem, const AppendArgs& args) {
   const Inputs& in = args.inputs;
   const bool stores = in.k.data || in.v.data;
@@ -170,7 +170,7 @@ void check_rows(const Problem& problem, const AppendArgs& args) {
   }
 }
 
-// One of q, k and v, where it goes, and its descale.
+// One of q, k and v, the array that it is written to, and its descale.
 struct Operand {
   const char *name, *out_name, *descale_name;
   flashattn_tensor *in, *out, *descale;
@@ -219,7 +219,7 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   own.dtype_rotary = args.dtype_rotary ? args.dtype_rotary : FLASHATTN_DTYPE_F32;
   const Shape& shape = own.shape;
   const bool stores = args.k.data || args.v.data;
-  // check_lengths() has added it where it is given.
+  // Where lens_kv is given, check_lengths() has added it.
   if (!args.lens_kv) {
     arrays.add(packed_array("lens_kv", Use::kInput, args.lens_kv, sizeof(int32_t), shape.batch));
   }

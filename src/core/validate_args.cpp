@@ -14,8 +14,8 @@ namespace {
 struct Pointer {
   const char* field;
   const void* data;
-  bool used;         // by this plan
-  const char* user;  // what would use it
+  bool used;         // whether this plan uses it
+  const char* user;  // the bit or field of the descriptor that would use it
 };
 
 void check_unused(const Pointer& pointer) {
@@ -26,7 +26,7 @@ void check_unused(const Pointer& pointer) {
          pointer.field, pointer.user);
 }
 
-// A size, reported by its own name or by that of its maximum.
+// The name of a size, or of its maximum, for messages.
 struct Name {
   char text[32];
 
@@ -70,7 +70,8 @@ void check_size(const Size& size, const char* prefix) {
          name.text, size.value, limit.text, size.maximum);
 }
 
-// Backends may then round a sequence's tokens up to tiles and step past its end without overflow.
+// The longest sequence: backends may round its tokens up to tiles and step past its end without
+// overflow.
 constexpr int64_t kMaxTokens = INT32_MAX - 0xffff;
 
 // In fp32 this many elements fill the address space. Below the limit backends may multiply by the
@@ -78,7 +79,7 @@ constexpr int64_t kMaxTokens = INT32_MAX - 0xffff;
 constexpr int64_t kMaxElements = INT64_C(1) << 46;
 
 struct Extent {
-  const char* member;  // the factor that the remedy names
+  const char* member;  // the size that the message names
   int64_t batch, tokens;
 };
 
@@ -106,7 +107,7 @@ void check_dropout_heads(const Problem& problem, const Shape& shape) {
          shape.batch, problem.heads_q);
 }
 
-// A tensor of the plan: its shape, its user, and where its resolved copy goes.
+// A tensor member of the structure.
 struct Tensor {
   const char* field;
   const flashattn_tensor* tensor;

@@ -8,7 +8,7 @@ namespace flashattn {
 
 Shape shape_of(const flashattn_args& args);
 
-// Checks sizes, their products and the plan's maxima. prefix: before the members' names in
+// Checks sizes, their products and the plan's maxima. prefix: precedes the members' names in
 // messages; "max_" for the maxima themselves.
 void check_shape(const Problem& problem, const Shape& shape, const char* prefix = "");
 
@@ -20,28 +20,28 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
 BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args args,
                             ArrayList* arrays);
 
-// Checks everything, overlaps included. part_o is the caller's memory, so its strides stay as
-// given; resolve_strides() gives the strides to use.
+// Each function checks all arguments, overlaps included. part_o is the caller's memory, so its
+// strides stay as given; resolve_strides() gives the strides to use.
 MergeArgs check_merge(const Problem& problem, flashattn_merge_args args);
 QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantize_args args);
 AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_kv_args args);
 ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
                                const uint8_t* keep);
 
-// Refuses an array that goes with another one, which this call has not. suffix: ".data" of a
-// tensor.
+// Refuses the array `name` if it is set but not used: it has a meaning only with `other`, which
+// this call does not have. suffix: ".data" of a tensor.
 void check_beside(const char* name, const char* suffix, const void* data, bool used,
                   const char* other);
 
-// The blocks of tokens that have a descale.
+// The number of blocks of tokens that have a descale each.
 inline int64_t descale_blocks(const Problem& problem, int32_t tokens) {
   return problem.descale_block > 0 ? ceil_div(tokens, problem.descale_block) : tokens > 0;
 }
 
-// The elements that ROTATE mixes: the largest power of two that divides dim.
+// The number of neighbouring elements that ROTATE mixes: the largest power of two that divides dim.
 inline int32_t hadamard_size(int32_t dim) { return dim & -dim; }
 
-// The sizes and lengths that the arguments of any operation have, by the same names.
+// Copies the sizes and lengths, which the arguments of every operation have by the same names.
 template <class Args>
 flashattn_args lengths_of(const Args& args) {
   flashattn_args lengths{};

@@ -60,7 +60,7 @@ void check_choices(const flashattn_desc& desc) {
       {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of q, k and v",
        "required: set FLASHATTN_DTYPE_F32 = 1, F16 = 2, BF16 = 3 or F8E4M3 = 4"},
-      // The cache's types are no range: I8 is known, U8 between is not.
+      // The types of a cache are not a range: I8 is known, U8 below it is not.
       {"dtype_kv", desc.dtype_kv == FLASHATTN_DTYPE_I8 ? 0 : desc.dtype_kv, FLASHATTN_DTYPE_DEFAULT,
        FLASHATTN_DTYPE_F8E4M3, kDtype, "a type of k and v",
        "use FLASHATTN_DTYPE_F8E4M3 = 4 or I8 = 6 for a cache, or 0 for the type of q"},
@@ -302,7 +302,7 @@ void check_dropout_step(const Problem& p) {
   }
 }
 
-// Whether o may have this type: the type of q, F32, or any if inputs have 8 bits.
+// Whether o may have this type: the type of q, F32, or any type if some input has 8 bits.
 bool output_type_fits(const Problem& p) {
   return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 || p.has_8bit();
 }
@@ -320,7 +320,7 @@ void resolve_defaults(Problem* p) {
   if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->dtype_bias == FLASHATTN_DTYPE_DEFAULT) {
     p->dtype_bias = p->dtype;
   }
-  if (p->dropout == 0) p->dropout = 0;  // -0
+  if (p->dropout == 0) p->dropout = 0;  // turns -0 into 0
   if (p->softcap == 0) p->softcap = 0;
 }
 

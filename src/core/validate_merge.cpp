@@ -8,7 +8,7 @@ namespace flashattn {
 MergeArgs check_merge(const Problem& problem, flashattn_merge_args args) {
   check_reserved(args.reserved, "flashattn_merge_args");
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  // dropout_mask reads only these, so only these are checked.
+  // flashattn_merge reads only these sizes, so only these are checked.
   Shape shape{};
   shape.batch = varlen ? 0 : args.batch;
   shape.seqlen_q = varlen ? 0 : args.seqlen_q;

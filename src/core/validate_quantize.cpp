@@ -11,7 +11,8 @@ namespace {
 
 constexpr uint32_t kTransforms = FLASHATTN_TRANSFORM_SMOOTH_K | FLASHATTN_TRANSFORM_ROTATE;
 
-// Refuses plans that nothing can be quantised for, and transforms that would change their results.
+// Refuses plans without 8-bit types or with layouts that cannot be quantised, unknown types, and
+// transforms that would change the results of attention.
 void check_choices(const Problem& problem, const flashattn_quantize_args& args) {
   if (!problem.has_8bit()) {
     reject(FLASHATTN_REASON_DTYPE, "dtype",
@@ -123,7 +124,8 @@ QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantiz
   const bool smooths = (args.transform & FLASHATTN_TRANSFORM_SMOOTH_K) != 0;
   const bool rotates = (args.transform & FLASHATTN_TRANSFORM_ROTATE) != 0;
   const bool makes_q = problem.has_8bit_q() || rotates;
-  // Beside a cache q stays as it is unless it is rotated; for lse_shift it is only read.
+  // If only the cache has 8 bits, q_out is made only to rotate q; for lse_shift alone q is only
+  // read.
   const bool reads_q = args.q.data && !makes_q && args.lse_shift;
   if (args.q.data && !makes_q && !reads_q) {
     reject(FLASHATTN_REASON_NULL_POINTER, "q.data",

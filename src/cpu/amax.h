@@ -1,4 +1,4 @@
-// Largest magnitudes, which scales of 8-bit numbers are made of.
+// Largest magnitudes, from which descales of 8-bit numbers are made.
 #pragma once
 
 #include "cpu/pack.h"
@@ -29,7 +29,7 @@ FLASHATTN_INLINE float finite_magnitude(const float* x, int32_t count) {
   return max_each(rows)[0];
 }
 
-// *most = max(*most, x), where other threads may do the same. A NaN stays.
+// *most = max(*most, x), while other threads may do the same. A NaN stays.
 FLASHATTN_INLINE void raise(float* most, float x) {
   float seen;
   __atomic_load(most, &seen, __ATOMIC_RELAXED);

@@ -20,7 +20,7 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Sizes for the first rows_a and the next rows_b rows of A, and k words.
+  // Sizes for two rows of tiles, of rows_a and then rows_b rows of A, and for k words.
   FLASHATTN_INLINE TileConfig(int32_t rows_a, int32_t rows_b, int32_t k) {
     const int32_t height[8] = {rows_a, rows_a, rows_b, rows_b, rows_a, rows_b, k, k};
     for (int t = 0; t < 8; ++t) {
@@ -31,8 +31,8 @@ struct alignas(64) TileConfig {
   }
 };
 
-// Gives this thread's tile registers their sizes. To ask for the present sizes takes a seventh of
-// the time that setting them takes.
+// Gives this thread's tile registers their sizes. Reading the present sizes takes a seventh of the
+// time of setting them.
 FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k) {
   const TileConfig config(rows_a, rows_b, k);
   TileConfig now(1, 1, 1);
@@ -68,10 +68,10 @@ struct TileQuad {
     store_3();
   }
 
-  // The products over k words in steps of `step`. between() is called after the product of each two
-  // tiles. Each tile of `before` (its c NULL: none) is stored just before its register is needed
-  // again: a store right behind the product that it waits for delays what follows by as long as
-  // four products take.
+  // C = A B, or C += A B (accumulate), over k words in steps of `step`. between() is called after
+  // each product of two tiles. Each tile of the quad `before` (c NULL: none) is stored just before
+  // its register is needed again: a store right behind the product that it waits for delays what
+  // follows by as long as four products take.
   template <class Between>
   FLASHATTN_INLINE void multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
                                  int64_t panel_stride, int32_t k, int32_t step, bool accumulate,
@@ -131,7 +131,7 @@ struct TileQuad {
 // 32 rows of A stay in tile registers 2 to 5. Each product gives C of 16 columns in registers 0 and
 // 1.
 struct StationaryA {
-  static constexpr int32_t kWords = 2 * kTileRows;  // of a row of A
+  static constexpr int32_t kWords = 2 * kTileRows;  // words of a row of A
 
   FLASHATTN_INLINE static void load(const uint32_t* a) {
     constexpr long kBytes = kWords * 4;
@@ -162,7 +162,7 @@ struct StationaryA {
   }
 };
 
-// All of C, in pairs of tiles along rows (kLower) and columns (kRight), or in single ones.
+// Computes all of C in quads: two rows of tiles (kLower) or one, two columns (kRight) or one.
 template <bool kLower, bool kRight>
 void multiply_quads(int32_t rows, Interval columns, int32_t k, int32_t step, const uint32_t* a,
                     int64_t a_row, const uint32_t* b, int64_t panel_stride, float* c, int64_t c_row,
@@ -213,7 +213,7 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, i
   __asm__ volatile("" : : : "memory");
 }
 
-// Leaves the tile registers as they are in a thread that never used them.
+// Resets the tile registers to the state of a thread that never used them.
 FLASHATTN_INLINE void release_tiles() { _tile_release(); }
 #else
 constexpr bool kHasAmx = false;

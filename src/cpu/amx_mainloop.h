@@ -24,14 +24,14 @@ FLASHATTN_INLINE bool uses_amx_mainloop(const Problem& problem) {
 
 struct AmxMainloopOperands {
   const uint32_t* q;  // words, like all that follows
-  int32_t qk_words;   // of a row of q
+  int32_t qk_words;   // words of a row of q
   const uint32_t* k;  // packed, from the first subtile on
   const uint32_t* v;
   int64_t v_panel;
   float* o;
   int32_t v_columns;
-  float* scores;  // of a subtile
-  uint32_t* p;    // of kPvSubtiles subtiles
+  float* scores;  // scores of a subtile
+  uint32_t* p;    // P of kPvSubtiles subtiles
 };
 
 #if defined(__AMX_BF16__)
@@ -39,7 +39,7 @@ struct AmxMainloopOperands {
 // that they take no registers from the products.
 constexpr int32_t kStepScores = kMainloopRows * kStepKeys;
 
-// Masks the scores of a step. first: its first key, counted from the subtile.
+// Masks the scores of a step. first: the first key of the step, counted from that of the subtile.
 __attribute__((noinline)) inline void mask_step(const Interval* seen, int32_t first,
                                                 float* scores) {
   constexpr Interval kAll{0, kStepKeys};
@@ -78,7 +78,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
                         float* rest, SeenIn visible_in, Prefetch prefetch) {
   // The compiler does not see that tile intrinsics load and store memory.
   __asm__ volatile("" : : : "memory");
-  constexpr int32_t kSteps = kSubtileKeys / kStepKeys;  // of a whole subtile
+  constexpr int32_t kSteps = kSubtileKeys / kStepKeys;  // steps of a whole subtile
   constexpr int32_t kPRow = kPvSubtiles * kSubtileKeys / 2;
   static_assert(kWidth == kTileRows && kMainloopRows == 2 * kTileRows &&
                 kStepKeys == 2 * kTileRows);
@@ -136,7 +136,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
     const int32_t first = done * kSteps, end = first + kSteps < steps ? first + kSteps : steps;
     Ints starts{};  // rows without a base
     for (int32_t r = 0; r < kMainloopRows; r += kWidth) starts |= load(m + r) == -kInfinity;
-    // Their base needs every score of the subtile before any P is computed.
+    // Such a base needs every score of the subtile before any P is computed.
     const bool scores_first = any(starts);
     const auto scores_of = [&](int32_t step) {
       return x.scores + (scores_first ? step - first : (step - first) % 2) * kStepScores;
@@ -167,7 +167,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
       float* scores = scores_of(step);
       uint32_t* p = x.p + (step - pv_begin * kSteps) * kTileRows;
       int32_t row = 0;
-      // P of two rows and 32 keys.
+      // Computes P of two rows and 32 keys.
       const auto compute_rows = [&]() FLASHATTN_INLINED {
         compute_p<Compute::kBf16Pairs, 2, true>(scores + row * kStepKeys, kStepKeys,
                                                 p + row * kPRow, kPRow, nullptr, {0, kStepKeys},
@@ -176,7 +176,8 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
       };
       const int32_t next = step + 1;
       if (next < steps && !(scores_first && next < end)) {
-        // None after the first product, when two tiles of scores are still to be stored.
+        // No rows are computed after the first product, when two tiles of scores are still to be
+        // stored.
         const int32_t products = 4 * (words / kTileRows);
         int32_t credit = -kMainloopRows / 2;
         multiply_scores(next, next < end ? scores_of(next) : x.scores, [&]() FLASHATTN_INLINED {

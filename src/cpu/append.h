@@ -1,4 +1,4 @@
-// New tokens to the cache and q to q_out, with rotary position embedding (Su et al. 2021).
+// Writes new tokens to the cache and q to q_out, with rotary position embedding (Su et al. 2021).
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ FLASHATTN_INLINE Floats rounded(Floats x) {
   return x;
 }
 
-// Turns the first elements of a row.
+// Rotates the pairs of the first rotary_dim elements of a row.
 FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
                              const RotaryAngles& angles) {
   alignas(64) float first[kMaxRotaryPairs + kWidth], second[kMaxRotaryPairs + kWidth];
@@ -93,7 +93,7 @@ FLASHATTN_INLINE void load_new_row(const AppendArgs& args, const char* in, int32
   if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
 }
 
-// One row: turned if angles is not NULL, times factor, in dtype_out.
+// Writes one row to `out`: rotated if angles is not NULL, times factor, in dtype_out.
 FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* out,
                                  int32_t dtype_out, int32_t dim, const RotaryAngles* angles,
                                  float factor) {
@@ -106,14 +106,14 @@ FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* o
   store_row(out, dtype_out, x, factor, dim);
 }
 
-// Multiplies a row that the cache holds, and rounds it again.
+// Multiplies a row that the cache holds by a factor, and rounds it again.
 FLASHATTN_INLINE void rescale_row(char* row, int32_t dtype, float factor, int32_t dim) {
   alignas(64) float x[kMaxDim + kWidth];
   load_row(x, row, dtype, dim);
   store_row(row, dtype, x, factor, dim);
 }
 
-// K or V: from the new tokens to the cache.
+// K or V: the new tokens, the cache that they go to, and its descales.
 struct AppendSide {
   const flashattn_tensor &from, &cache, &descale;
   int32_t dim;
@@ -158,7 +158,7 @@ inline void update_descales(const Problem& problem, const AppendArgs& args, cons
   }
 }
 
-// Some new tokens of a sequence, all heads.
+// One task: appends some new tokens of a sequence, all heads.
 inline void append_task(const Problem& problem, const AppendArgs& args, int32_t b,
                         Interval tokens) {
   const Inputs& in = args.inputs;

@@ -23,7 +23,7 @@ FLASHATTN_INLINE void clear(float* x, int64_t count) {
   __builtin_memset(x, 0, sizeof(float) * static_cast<size_t>(count));
 }
 
-// A KV tile of one KV head against Q tiles.
+// The gradients of one KV tile of one KV head, over all Q tiles that see it.
 template <Compute kCompute>
 class BackwardTile : private KvTile {
  public:
@@ -32,7 +32,7 @@ class BackwardTile : private KvTile {
       : KvTile(job, b, kv_head, key_tile), scratch_(problem_, tile_q_, tile_kv_, scratch) {}
 
   // Writes dk and dv of the KV tile, and adds to dq; the last KV tile of a row writes dq. next: the
-  // tile that this thread will probably compute then, or NULL.
+  // tile that this thread will probably compute next, or NULL.
   void gradients(const BackwardTile* next) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
@@ -72,7 +72,8 @@ class BackwardTile : private KvTile {
     });
   }
 
-  // Adds these keys to the softmax bases of queries of a head, of those that want one.
+  // Adds the scores of this KV tile to bases[r], r counting queries of a head, where a base is
+  // wanted.
   void add_to_bases(int32_t head, Interval queries, RowBase* bases) {
     const ScoreMod mods = score_mod(problem_, in_, b_, head, sequence_.len);
     bool packed = false;
@@ -100,8 +101,8 @@ class BackwardTile : private KvTile {
     pack_b<kCompute>(k(), keys_, problem_.dim_qk, problem_.dtype_kv, scratch_.k, scratch_.kv_panel);
   }
 
-  // Calls body(columns) for each range of columns that some query needs. Rows of one Q tile whose
-  // mask blocks are off are not told apart.
+  // Calls body(columns) for each range of columns that some query needs. Where mask blocks differ
+  // between the queries of a Q tile, all its rows compute the range.
   template <class Body>
   FLASHATTN_INLINE void for_each_active_columns(int32_t head, Interval queries, Body body) {
     const ScoreMod mods = score_mod(problem_, in_, b_, head, sequence_.len);
@@ -119,7 +120,7 @@ class BackwardTile : private KvTile {
     });
   }
 
-  // The columns that the rows of each micro-tile need.
+  // Sets the columns that the rows of each micro-tile need.
   void set_row_columns(Interval queries, Interval active, Interval columns) {
     constexpr int32_t kStep = kMicroTileRows<kCompute>;
     for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
@@ -227,8 +228,8 @@ class BackwardTile : private KvTile {
              intersect(visible_keys(mask_, i, sequence_.len), active_), own, s);
   }
 
-  // Scores and dP of a tile, then P (after dropout) and dS as operands of the next products. dbias:
-  // adds dS to it.
+  // Computes scores and dP of a tile, then P (after dropout) and dS as operands of the next
+  // products. dbias: also adds dS to dbias.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
     multiply_scores(queries, columns);
@@ -253,8 +254,8 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // Does so for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
-  // the arrays of the job.
+  // The part of score_gradients() behind the products, for kRows rows: query i + r is row `row` + r
+  // of the tile and row job_row + r of the arrays of the job.
   template <int kRows>
   FLASHATTN_INLINE void row_gradients(const ScoreMod& mods, int32_t head, int32_t i, int32_t row,
                                       Interval columns, int64_t job_row, bool dbias) {
@@ -332,7 +333,7 @@ class BackwardTile : private KvTile {
         const int32_t c = column + n * kWidth;
         const int64_t at =
             c / kColumns * scratch_.pair_panel + row / 2 * scratch_.pair_row + c % kColumns;
-        // The last row may have no partner.
+        // An odd last row has no partner.
         const Floats below_p = kRows == 2 ? p[(2 + n) % (2 * kRows)] : Floats{};
         const Floats below_g = kRows == 2 ? g[(2 + n) % (2 * kRows)] : Floats{};
         store_words(scratch_.p_t + at, pair_bf16(p[n], below_p));
@@ -356,7 +357,7 @@ class BackwardTile : private KvTile {
     accumulate(queries, scratch_.q_k, scratch_.ds_t, columns, scratch_.dk, scratch_.qk_columns);
   }
 
-  // sum += weights^T x. packed: x with the queries as k.
+  // sum += weights^T x, weights being P or dS. packed: x with the queries as k.
   void accumulate(Interval queries, const uint32_t* packed, const uint32_t* weights,
                   Interval columns, float* sum, int32_t sum_columns) {
     constexpr int kU = kWordElements<kCompute>;
@@ -372,7 +373,7 @@ class BackwardTile : private KvTile {
             query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
         if (seen.begin >= seen.end) continue;
         seen = {seen.begin - queries.begin, seen.end - queries.begin};
-        // Tile registers take whole micro-tiles of them.
+        // AMX reads whole micro-tiles of queries.
         if (kKeysAsColumns<kCompute>) seen = {seen.begin / step * step, round_up(seen.end, step)};
         k = intersect(k, {seen.begin / kU, (seen.end + kU - 1) / kU});
       }
@@ -401,7 +402,7 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // The end of the columns that hold keys.
+  // The end of those columns that hold keys.
   FLASHATTN_INLINE int32_t last_column(Interval columns) const {
     const int32_t count = keys_.end - keys_.begin;
     return columns.end < count ? columns.end : count;
@@ -413,7 +414,7 @@ class BackwardTile : private KvTile {
   Interval active_{0, 0};
   RowPrefetch prefetch_[4] = {};
   bool full_ = false;
-  Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // of each micro-tile of rows
+  Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // per micro-tile of rows
   const float kept_ = dropout_keep_scale(problem_.dropout_threshold());
 };
 

@@ -1,4 +1,4 @@
-// P from an lse that is large. An fp32 lse of 1e6 stands for any sum of P within a factor of
+// The backward pass with a large lse. An fp32 lse of 1e6 stands for any sum of P within a factor of
 // e^(1/32). For rows with an lse so large that this shows, the maximum of the scores and the sum of
 // P relative to it are computed again, from the same products as the main pass, bit for bit.
 #pragma once
@@ -14,7 +14,7 @@ FLASHATTN_INLINE bool is_large(float lse) {
 struct RowBase {
   bool wanted = false;
   float m = -kInfinity;  // the maximum of the scores
-  double l = 0;          // the sum of P relative to it
+  double l = 0;          // the sum of P relative to m
 
   // Adds scores of some more keys.
   void add(const float* s, Interval columns, float log2) {
@@ -35,8 +35,8 @@ struct RowBase {
     l += double{sum(weights)};
   }
 
-  // lse - m, in units of log2(e). If the given lse counts keys that this call does not see, it
-  // stands.
+  // Returns the recomputed lse less m, in units of log2(e). The given lse stands if it counts keys
+  // that this call does not see.
   float above(float lse, ScoreUnit unit, float sink) const {
     const double given = double{lse} - m * unit.nats, up = double{sink} - m * unit.nats;
     const double own = up > 0 ? up + __builtin_log(l * __builtin_exp(-up) + 1)

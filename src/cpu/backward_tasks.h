@@ -36,8 +36,8 @@ void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t ti
   }
 }
 
-// Prepares a Q tile: lse and D in the layout of the main pass, zeros in gradients that nothing is
-// added to.
+// Prepares a Q tile: writes lse and delta in the layout of the main pass, and zeros to gradients
+// that nothing is added to.
 template <Compute kCompute>
 void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
@@ -70,7 +70,7 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
     });
     const int64_t at = index * job.tiling.tile_q + i - queries.begin;
     const float lse = args.lse[first + i];
-    // P of a row that sees nothing must be 0: 2^(-inf - inf).
+    // P of a row that sees no key must be 0: 2^(-inf - inf).
     job.lse_log2[at] = lse == -kInfinity ? kInfinity : lse * kLog2E;
     job.softmax_base[at] = kInfinity;
     large |= is_large(lse);
@@ -109,8 +109,8 @@ void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
   tile(task).gradients(&next_tile);
 }
 
-// The gradient of a bias that several scores share: a task for each batch, head and KV tile of the
-// bias, which adds in a fixed order.
+// The gradient of a bias that several scores share. Each batch, head and KV tile of the bias is a
+// task, which adds in a fixed order.
 template <Compute kCompute>
 void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
@@ -161,7 +161,8 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;
-      // If a sink is far above all keys, lse equals the sink.
+      // A sink far above all keys makes lse - m large. Then sink - lse is taken directly; it is
+      // near 0.
       const bool exact = job.softmax_base[at] != kInfinity && job.lse_log2[at] < kLargeLse;
       const double above =
           exact ? sink - job.softmax_base[at] * unit.nats - job.lse_log2[at] * double{kLn2}

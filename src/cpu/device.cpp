@@ -37,7 +37,7 @@ namespace {
 // Bits of Linux: HWCAP_ASIMD, HWCAP_SVE and HWCAP2_BF16.
 [[maybe_unused]] bool has_neon() { return os::processor_flags().first & 1u << 1; }
 [[maybe_unused]] bool has_sve() {
-  constexpr int32_t kBytes = 32;  // of the vectors that the kernels are compiled for
+  constexpr int32_t kBytes = 32;  // bytes of the vectors that the kernels are compiled for
   return has_neon() && os::processor_flags().first & 1u << 22 && os::sve_vector_bytes() == kBytes;
 }
 [[maybe_unused]] bool has_neon_bf16() {
@@ -88,7 +88,7 @@ const InstructionSet kInstructionSets[] = {
 
 struct Processor {
   char vendor[13];
-  unsigned backend, model;  // 0: unknown
+  unsigned backend, model;  // family and model of CPUID; 0: unknown
 
   Processor() : vendor{}, backend(0), model(0) {
 #if defined(__x86_64__)
@@ -103,9 +103,9 @@ struct Processor {
   }
 };
 
-// Processors on which instructions for bf16 are the fastest; no flag tells. Intel's vector units
-// take twice as long for vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers
-// pay on every processor that has them so far, whatever model a virtual machine reports.
+// Processors on which instructions for bf16 are the fastest; no CPUID flag tells. Intel's vector
+// units take twice as long for vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile
+// registers pay on every processor that has them so far, whatever model a virtual machine reports.
 struct PreferredIsa {
   const char *name, *vendor;
   unsigned backend;
@@ -134,7 +134,7 @@ Choice choose() {
   const InstructionSet *best = nullptr, *left_out = nullptr;
   bool is_named = false;
   for (const InstructionSet& set : kInstructionSets) {
-    // The system is asked for nothing that is not used.
+    // The system is not asked to permit an instruction set that is not used.
     if (is_named || !set.is_supported()) continue;
     if (!wanted && !is_preferred(set.name, processor.vendor, processor.backend)) {
       left_out = &set;

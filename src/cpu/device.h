@@ -10,10 +10,10 @@ namespace flashattn::cpu {
 const Kernels& machine_kernels();
 
 // Whether an instruction set is the fastest of those that a processor has. The rule depends only on
-// CPUID's vendor and backend, because virtual machines hide the model.
+// CPUID's vendor and family (`backend`), because virtual machines hide the model.
 bool is_preferred(const char* isa, const char* vendor, unsigned backend);
 
-// Why they were chosen: one clause of a message.
+// Why machine_kernels() were chosen: one clause of a message.
 const char* machine_kernels_reason();
 
 }  // namespace flashattn::cpu

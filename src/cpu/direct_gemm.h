@@ -1,6 +1,6 @@
 // Q K^T and P V for few queries, with K and V where they lie in memory: nothing is packed, and each
-// row of a cache is read once. What is computed for a query depends neither on the queries beside
-// it nor on where in a subtile a key lies.
+// row of a cache is read once. The result of a query depends neither on the queries beside it nor
+// on where in a subtile a key lies.
 #pragma once
 
 #include "cpu/pack.h"
@@ -9,21 +9,20 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 
 // K or V of the KV heads that a Q block reads together.
 struct KvCacheHeads {
-  TokenRows rows;  // of the first head
+  TokenRows rows;  // rows of the first head
   int64_t head_bytes;
   int32_t heads, row_bytes;
   int32_t end;  // keys before it may be prefetched
 };
 
 constexpr int32_t kMaxSubtileKeys = 64;   // keys of a subtile, at most
-constexpr int32_t kSubtileBytes = 32768;  // of a subtile, all heads: a small part of the L2 cache
-constexpr int kScoreRows =
-    4;  // queries that share loaded keys; they share values kMicroKernelRows at a time
+constexpr int32_t kSubtileBytes = 32768;  // bytes of a subtile, all heads: a small part of L2
+constexpr int kScoreRows = 4;      // queries that share loaded keys; values: kMicroKernelRows
 constexpr int kPrefetchWords = 4;  // words of values between two prefetches
 
-// Keys of a subtile, the same for all heads, which are computed one after the other. With many more
-// keys memory would no longer be read in the order in which it lies; with fewer each start costs
-// more.
+// The number of keys of a subtile, the same for all heads, which are computed one after the other.
+// With many more keys memory would no longer be read in the order in which it lies; with fewer each
+// start costs more.
 FLASHATTN_INLINE int32_t subtile_keys(const KvCacheHeads& cache) {
   const int32_t fitting = kSubtileBytes / (cache.heads * cache.row_bytes) / kWidth * kWidth;
   return fitting < 16 ? 16 : fitting > kMaxSubtileKeys ? kMaxSubtileKeys : fitting;
@@ -49,7 +48,7 @@ struct KvSubtile {
   const char* row[kMaxSubtileKeys];  // entries past the end repeat the last
   const char* next[kMaxSubtileKeys];
   int32_t tokens, lines;  // tokens in `next`, cache lines of a token
-  int32_t token, line;    // of the next prefetch
+  int32_t token, line;    // where the next prefetch begins
   int32_t each;           // lines per step
 
   // `steps` calls of prefetch() follow, after which `part` of `parts` of all lines must have been
@@ -63,7 +62,7 @@ struct KvSubtile {
   // Prefetches the lines of a step into the L2 cache: the L1 cache has room for few requests.
   FLASHATTN_INLINE void prefetch() {
     for (int32_t n = each; n > 0 && token < tokens;) {
-      // One token at a time: counters of lines in memory would take longer than the products.
+      // One token at a time: counting lines in memory would take longer than the products.
       const char* at = next[token] + int64_t{line} * 64;
       const int32_t count = n < lines - line ? n : lines - line;
       for (int32_t i = 0; i < count; ++i) __builtin_prefetch(at + i * 64, 0, 2);
@@ -74,14 +73,14 @@ struct KvSubtile {
   }
 };
 
-// Calls body(head, first key, count, subtile) for the subtiles of the keys `range`, all heads of
-// each.
+// Calls body(head, first key, count, subtile) for each subtile of the keys `range`, and within it
+// for each head.
 template <class Body>
 FLASHATTN_INLINE void for_each_subtile(const KvCacheHeads& cache, Interval range, Body body) {
   const int32_t step = subtile_keys(cache);
   const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
   KvSubtile subtile;
-  // Heads may lie far apart: no more than helps.
+  // Heads may lie far apart: more lines than a subtile has bytes would not help.
   subtile.lines =
       static_cast<int32_t>(span < kSubtileBytes ? (span + 63) / 64 : kSubtileBytes / 64);
   for (int32_t first = range.begin; first < range.end; first += step) {
@@ -213,14 +212,15 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
   }
 }
 
-// Vectors of columns at once. Few rows of bytes, which memory delivers fastest, would wait for the
-// sums of one panel.
+// Vectors of columns that direct_pv_columns() computes at once. With few rows of 8-bit values,
+// which memory delivers fastest, the sums of one panel are too few to hide the latency of their
+// additions.
 template <int32_t kDtype, int kRows>
 constexpr int kPvVectors =
     kElementBytes<kDtype> == 1 && kRows <= 2 && kPanelVectors == 2 ? 2 * kPanelVectors
                                                                    : kPanelVectors;
 
-// The calls of direct_pv_columns for all columns.
+// The number of calls of direct_pv_columns() for all columns.
 template <int32_t kDtype, int kRows>
 FLASHATTN_INLINE int32_t pv_column_steps(int32_t dim) {
   constexpr int32_t kWide = kPvVectors<kDtype, kRows> * kWidth;
@@ -229,7 +229,7 @@ FLASHATTN_INLINE int32_t pv_column_steps(int32_t dim) {
   return whole + left / kPanel + (left % kPanel + kWidth - 1) / kWidth;
 }
 
-// Does so for all columns.
+// direct_pv_columns() for all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
                     int32_t dim, float* o, int64_t o_stride) {
@@ -251,7 +251,7 @@ void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int
   }
 }
 
-// Calls body(row, number of rows as a constant) for groups of kMost, 4, 2 or 1 rows.
+// Calls body(first row, number of rows as a constant) for blocks of kMost, 4, 2 or 1 rows.
 template <int kMost, class Body>
 FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   int32_t row = 0;
@@ -262,7 +262,7 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
 }
 
 // s[r][n - range.begin] = q[r] . key n for the keys `range`, in units of kUnit. The queries of the
-// heads, `rows` each, lie one behind the other.
+// heads, `rows` per head, lie one behind the other.
 template <Compute kCompute>
 void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
@@ -290,7 +290,7 @@ void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t 
         values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
           const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
           const char* const last = subtile.row[count - 1];
-          // The weight of the key after the last one is 0, which must not meet an infinity.
+          // P of the key after the last one is 0, which must not meet an infinity.
           if (count % kWordElements<kCompute> != 0) subtile.row[count] = kZeroRow;
           const int64_t first = int64_t{head} * rows;
           for_each_row_block<kMicroKernelRows>(rows, [&](int32_t row, auto block) {

@@ -11,8 +11,8 @@ FLASHATTN_INLINE Longs even_numbers(std::integer_sequence<int, kLane...>) {
   return Longs{(2ul * kLane)...};
 }
 
-// kWidth calls of Philox whose counters are `first`, `first` + 1, ... word[w] receives their words
-// w. Even and odd calls are computed apart, in the low halves of 64-bit lanes.
+// Makes kWidth calls of Philox with the counters `first`, `first` + 1, ... word[w] receives their
+// words w. Even and odd calls are computed apart, in the low halves of 64-bit lanes.
 FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, uint32_t second,
                                    Words (&word)[4]) {
   Longs w[2][4];
@@ -42,9 +42,9 @@ FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, 
   }
 }
 
-// The keep bytes of queries [16 * row, 16 * row + 16) and keys [first, first + keys), first a
-// multiple of 16: keep[query % 16][key - first], rows `stride` apart, is 1 or 0. Writes at most 15
-// elements past the last key.
+// Writes the keep bytes of queries [16 * row, 16 * row + 16) and keys [first, first + keys), first
+// a multiple of 16: keep[query % 16][key - first], rows `stride` apart, is 1 or 0. Writes at most
+// 15 elements past the last key.
 inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32_t row,
                           int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
   typedef uint16_t Numbers __attribute__((vector_size(4 * kWidth)));
@@ -74,7 +74,8 @@ inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32
   }
 }
 
-// The keep bytes of some queries of a head; the first one's at row queries.begin % 16 of keep.
+// Writes the keep bytes of some queries of a head; query queries.begin gets row queries.begin % 16
+// of keep.
 inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset, int32_t b,
                          int32_t head, Interval queries, int32_t first, int32_t keys, uint8_t* keep,
                          int32_t stride) {

@@ -5,8 +5,8 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// The use of 2^x. kBf16: the result is rounded to bf16, which errs a thousand times as much as
-// fp32. kWeights: likewise, and it is also summed; a row's only weight need not be 2^0.
+// How 2^x is used. kBf16: the result is rounded to bf16, which errs a thousand times as much as
+// fp32. kWeights: as kBf16, and the results are also summed; a row's only P need not be 2^0.
 enum class Exp2For { kF32, kBf16, kWeights };
 
 // Minimax polynomials of 2^x, 1 at 0: on [0, 1] (kFromBelow) or [-1/2, 1/2], from the highest
@@ -40,8 +40,8 @@ struct Exp2Polynomial<Exp2For::kWeights, true> {
                                       6.931512952e-1f, 1.0f};
 };
 
-// Makes each x its polynomial. All x take a step before any takes the next: a processor looks some
-// hundred instructions ahead, and one x needs twenty that depend on each other.
+// Replaces each x by its polynomial. All x take a step before any takes the next: a processor looks
+// some hundred instructions ahead, and one x needs twenty that depend on each other.
 template <Exp2For kFor, int kCount>
 FLASHATTN_INLINE void exp2_polynomial(Floats (&x)[kCount]) {
   using Polynomial = Exp2Polynomial<kFor, kExp2FromBelow>;
@@ -57,8 +57,8 @@ FLASHATTN_INLINE void exp2_polynomial(Floats (&x)[kCount]) {
   for (int n = 0; n < kCount; ++n) x[n] = p[n];
 }
 
-// Makes each x 2^x, with a relative error below 1e-7 (kBf16: 3e-6; kWeights: 2e-7), and exactly 0
-// below 2^-126. A NaN stays one; infinity stays, or becomes a NaN: a sum shows either.
+// Replaces each x by 2^x, with a relative error below 1e-7 (kBf16: 3e-6; kWeights: 2e-7), and
+// exactly 0 below 2^-126. A NaN stays one; infinity stays, or becomes a NaN: a sum shows either.
 // kNonPositive: no x is above 0.
 template <Exp2For kFor = Exp2For::kF32, bool kNonPositive = false, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
@@ -99,7 +99,8 @@ FLASHATTN_INLINE Floats tanh(Floats x) {
   return select(magnitude < splat(kTanhIsNear0), tanh_near_0(x), signed_large);
 }
 
-// Makes each x its tanh. Most often all are near 0, which costs a third; the bits are the same.
+// Replaces each x by tanh(x). Most often all x are near 0, which costs a third; the bits are the
+// same.
 template <int kCount>
 FLASHATTN_INLINE void tanh_each(Floats (&x)[kCount]) {
   // Bits of positive numbers compare like the numbers, and those of a NaN are larger.

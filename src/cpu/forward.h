@@ -18,7 +18,7 @@ class ForwardBlock {
     if (block.direct) *scratch_.kept = {};
   }
 
-  // next: the block that this thread will probably compute then, or NULL.
+  // next: the Q block that this thread will probably compute next, or NULL.
   void run(const QBlock* next) {
     if (block_.rows <= 0 || block_.split >= block_.splits) return;
     compute(next);
@@ -41,7 +41,7 @@ class ForwardBlock {
       }
       if (after >= block_.keys.end && next) {
         next->plan_prefetch(next->queries, next->keys.begin, softmax_.prefetch);
-        // The tile that this block reads now is near.
+        // If `next` reads the KV tile that this block reads now, K and V are in the caches.
         const bool same = next->b == block_.b && next->kv_head == block_.kv_head;
         if (same && next->keys.begin >= first) softmax_.prefetch[1] = softmax_.prefetch[2] = {};
       }
@@ -59,7 +59,7 @@ class ForwardBlock {
     }
   }
 
-  // All rows against a KV tile.
+  // Adds a KV tile to all rows.
   void add_tile(Interval kv_tile) {
     kv_.begin_tile(kv_tile);
     // With a block mask a Q block has one head.
@@ -78,8 +78,8 @@ class ForwardBlock {
     }
   }
 
-  // Rows [row, end_row) against the keys `active` of a KV tile, whose mask blocks are on; full: for
-  // all of the rows.
+  // Adds the keys `active` of a KV tile, whose mask blocks are on for some of the rows [row,
+  // end_row). full: for all of these rows.
   void add_active(int32_t row, int32_t end_row, Interval kv_tile, Interval active, bool full) {
     const int32_t size = scratch_.score_columns;
     for (int32_t at = active.begin; at < active.end;) {
@@ -125,7 +125,7 @@ class ForwardBlock {
       visible = {visible.begin - first, visible.end - first};
       if (visible.begin >= visible.end) visible = {0, 0};
       const Interval own = all ? tile.columns : round_out(visible);
-      // Tile registers sum 16 words before they add to O. They begin at the same words whatever is
+      // AMX sums 16 words of P V before it adds to O. The sums begin at the same words whatever is
       // masked, so that a row's bits do not depend on other rows.
       tile.row_columns[n] = {own,
                              {(kFixedBase<kCompute> ? own.begin : visible.begin) / kU,
@@ -139,7 +139,7 @@ class ForwardBlock {
   Kv<kCompute> kv_;
 };
 
-// A task of the forward pass.
+// Computes one task of the forward pass.
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   const ForwardWorkTile tile = job.work_tile(task);

@@ -1,5 +1,5 @@
-// Q K^T and P V on AMX tile registers, in one loop with the softmax (amx_mainloop.h) for whole
-// subtiles of 32 rows; the rest as from any packed tile.
+// Q K^T and P V on AMX tile registers: whole subtiles of 32 rows in one loop with the softmax
+// (amx_mainloop.h), the rest as PackedKv computes it.
 #pragma once
 
 #include "cpu/forward_packed.h"
@@ -11,14 +11,14 @@ class AmxKv : public PackedKv<kCompute> {
  public:
   using PackedKv<kCompute>::PackedKv;
 
-  // Computes as many of the subtiles that `active` starts with as the mainloop can.
+  // Runs the mainloop over as many subtiles from the start of `active` as it can; returns how many.
   int32_t run_mainloop(int32_t row, int32_t end_row, Interval active) {
     if (!softmax_.fixed_base || end_row - row != kMainloopRows) return 0;
     int32_t keys = 0, subtiles = 0;
     for (; subtiles < kMaxSubtiles && keys == subtiles * kSubtileKeys; ++subtiles) {
       const int32_t first = active.begin + keys;
       const Interval all = intersect({first, first + kSubtileKeys}, active);
-      if (block_.meets_tree(all)) break;  // visible_ has no bits
+      if (block_.meets_tree(all)) break;  // visible_ holds intervals, a tree needs bits
       bool full = true;
       const Interval visible = block_.visible_to(row, end_row, all, &full);
       if (visible.begin >= visible.end) break;
@@ -49,7 +49,7 @@ class AmxKv : public PackedKv<kCompute> {
 
   static constexpr int32_t kMaxSubtiles = 8;
   bool masked_[kMaxSubtiles];                      // some row does not see some key of the subtile
-  Interval visible_[kMaxSubtiles][kMainloopRows];  // and then what each row sees
+  Interval visible_[kMaxSubtiles][kMainloopRows];  // if masked_: the columns that each row sees
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -45,8 +45,8 @@ class DirectKv {
     const int32_t rows = tile.rows(), head_rows = rows / block_.kv_heads;
     const int64_t columns = scratch_.v_columns;
     float* o = scratch_.o + static_cast<int64_t>(tile.row) * columns;
-    // Where weights may be 0 they must not meet infinities and NaN, which the result shows: such a
-    // row is then computed again from its old value.
+    // Where P may be 0 it must not meet infinities and NaN, which the result shows: such a row is
+    // then computed again from its old value.
     float* saved = reinterpret_cast<float*>(scratch_.v);
     if (!tile.full) {
       __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(rows * columns));
@@ -65,13 +65,14 @@ class DirectKv {
       __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(columns));
       TokenRows values = block_.v(r / head_rows);
       const float per_unit = 1 / unit();
-      if (has_units()) values.descales = {&per_unit, 0, 1};  // the weights hold both
+      if (has_units()) values.descales = {&per_unit, 0, 1};  // P already holds unit and descale
       softmax_.add_pv_nonzero_rows(tile, o, r, 1, values, block_.problem.dtype_kv, read);
     }
   }
 
  private:
-  // From a whole vector on, so that the scores of a row end before those of the next begin.
+  // The visible keys, from a whole vector on, so that the scores of a row end before those of the
+  // next begin.
   FLASHATTN_INLINE static Interval keys_read(const Tile& tile) {
     return {tile.visible.begin - (tile.visible.begin - tile.keys.begin) % kWidth, tile.visible.end};
   }
@@ -82,8 +83,8 @@ class DirectKv {
     return {rows, stride_head * size, block_.kv_heads, dim * size, block_.keys.end};
   }
 
-  // Whether K and V have 8 bits: the unit of a key, with its descale, then multiplies its scores
-  // and weights, of which there are fewer than elements.
+  // Whether K and V have 8 bits. The unit of a key, times its descale, then multiplies scores and
+  // P, of which there are fewer than elements of K and V.
   FLASHATTN_INLINE bool has_units() const {
     return kCompute == Compute::kF32 && block_.problem.has_8bit_cache();
   }
@@ -92,7 +93,7 @@ class DirectKv {
                                                              : kUnit<FLASHATTN_DTYPE_I8>;
   }
 
-  // x[r][j - keys.begin] *= unit of key j, r < rows. A weight of 0 stays 0 whatever the descale.
+  // x[r][j - keys.begin] *= unit of key j, r < rows. A P of 0 stays 0 whatever the descale.
   void multiply_by_units(const flashattn_tensor& descales, Interval keys, int32_t rows,
                          float* x) const {
     const int32_t head_rows = rows / block_.kv_heads, count = keys.end - keys.begin;

@@ -1,5 +1,5 @@
 // Q K^T and P V from packed operands: K and V of a tile are packed once for all rows of a Q block,
-// and where that pays once for all Q blocks.
+// and, where that pays, once for all Q blocks.
 #pragma once
 
 #include "cpu/latent.h"
@@ -21,7 +21,7 @@ class PackedKv {
         softmax_(softmax),
         own_tile_(reinterpret_cast<char*>(scratch.k)) {}
 
-  // The KV tile at work. It is packed when some rows see it.
+  // Sets the KV tile to work on. It is packed when some rows see it.
   void begin_tile(Interval kv_tile) {
     kv_tile_ = kv_tile;
     packed_ = false;
@@ -47,8 +47,9 @@ class PackedKv {
     constexpr int kU = kWordElements<kCompute>;
     const int32_t rows = tile.rows();
     float* o = scratch_.o + static_cast<int64_t>(tile.row) * scratch_.v_columns;
-    // A weight of 0 must not meet an infinity or a NaN. A weight may be 0 where all rows see all
-    // keys, too: by underflow or dropout. So a row's bits do not depend on what other rows see.
+    // P = 0 must not meet an infinity or a NaN. P may be 0 where all rows see all keys, too: by
+    // underflow or dropout. All rows therefore take this path, and a row's bits do not depend on
+    // what other rows see.
     if (!finite_) {
       const Source source = source_of(tile.visible);
       return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, source.v, source.dtype, tile.visible);
@@ -76,10 +77,10 @@ class PackedKv {
   ForwardScratch<kCompute>& scratch_;
   SoftmaxState<kCompute>& softmax_;
   Interval kv_tile_{0, 0};
-  bool finite_ = true;  // all values of the packed tile are
+  bool finite_ = true;  // all values of V in the packed tile are finite
 
  private:
-  // Rows of K and V as they are packed, and their type.
+  // The rows of K and V that are packed, and their type.
   struct Source {
     TokenRows k, v;
     int32_t dtype;
@@ -128,7 +129,7 @@ class PackedKv {
     return finite;
   }
 
-  char* const own_tile_;  // where this block packs tiles that no other reads
+  char* const own_tile_;  // where this block packs tiles that it does not share
   bool packed_ = false;
 };
 

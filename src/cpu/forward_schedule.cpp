@@ -5,7 +5,7 @@
 namespace flashattn::cpu {
 namespace {
 
-constexpr int32_t kCutParts = 4;  // of a task that is cut, where tasks are not equally long
+constexpr int32_t kCutParts = 4;  // parts of a cut task, where tasks are not equally long
 
 // Whether the heads of a token lie side by side, and no block mask tells them apart.
 bool reads_heads_together(const ForwardJob& job) {
@@ -14,7 +14,7 @@ bool reads_heads_together(const ForwardJob& job) {
          in.k.stride_head < in.k.stride_seq && in.v.stride_head < in.v.stride_seq;
 }
 
-// Q blocks of `rows` queries, the last of which are cut.
+// Sets Q blocks of `rows` queries, and cuts the last tasks into up to `parts` parts.
 void set_blocks(int32_t rows, int32_t parts, ForwardJob* job) {
   const int32_t tile = job->tiling.tile_q;
   job->block_queries = rows;
@@ -31,16 +31,17 @@ void set_blocks(int32_t rows, int32_t parts, ForwardJob* job) {
 double cost(const ForwardJob& job, bool shares_tiles) {
   const int64_t threads = job.threads, heads = job.tasks_per_q_block();
   const int64_t whole = job.whole_tasks(), tasks = job.tasks();
-  // To pack a KV tile, or to read a shared one again, takes as long as the work of so many rows.
-  // A thread packs the keys of its next Q block anew, unless they are the same and one tile.
+  // Packing a KV tile, or reading a shared one again, takes as long as the work of so many rows. A
+  // thread packs the keys of its next Q block anew, unless they are the same and one tile.
   const double packing = shares_tiles ? 4 : 12;
   int64_t packs = tasks;
   if (!shares_tiles && job.args->shape.seqlen_kv <= job.tiling.tile_kv) {
     if (heads % threads == 0) packs = whole;
     if (threads % heads == 0) packs = std::min(threads, tasks);
   }
-  // Where each thread has whole heads, it has as many short Q blocks as others. Tasks that do not
-  // fill all threads are cut, like as many before them.
+  // If heads divide evenly among threads, each thread has all Q blocks of its heads, and as many
+  // short ones as others. Otherwise the tasks of the last wave, which do not fill all threads, are
+  // cut, like as many before them.
   const int64_t waves = whole / threads, rest = whole % threads;
   const bool cut = job.parts > 1;
   const int32_t last = cut ? job.part_queries : job.block_queries;
@@ -49,8 +50,8 @@ double cost(const ForwardJob& job, bool shares_tiles) {
           ? static_cast<double>(waves) * job.seqlen_q / job.q_blocks
           : static_cast<double>(waves * job.block_queries +
                                 ceil_div(rest * (cut ? job.parts : 1), threads) * last);
-  // Threads are not equally fast: the end waits for part of the slowest thread's last task, or of
-  // its work.
+  // Threads are not equally fast: at the end all wait for part of the slowest thread's last task,
+  // or of its work.
   const double end = threads > 1 ? std::min(last / 4.0, work / 8) : 0.0;
   return work + end + static_cast<double>(ceil_div(packs, threads)) * packing +
          static_cast<double>(ceil_div(tasks, threads));

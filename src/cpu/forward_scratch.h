@@ -6,13 +6,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// tile_kv: as many keys as, packed, stay in a core's L2 cache beside the data that passes by,
-// because every KV tile costs each row some 80 cycles. Q blocks have many rows, so that packing is
-// a small part of the work.
+// tile_kv: as many packed keys as stay in a core's L2 cache beside the data that streams through
+// it. Tiles are long because each KV tile costs each row some 80 cycles. Q blocks have many rows,
+// so that packing is a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  if (kHasAmx && inputs_are_bf16(problem)) {  // two tile registers high
-    // Packed keys are shared. Queries and O shall also stay in the L2 cache.
+  if (kHasAmx && inputs_are_bf16(problem)) {  // tile_q: two tile registers high
+    // Q blocks share packed keys, and their Q and O shall stay in the L2 cache, too.
     const int32_t rows = dim <= 256 ? 512 : dim <= 512 ? 256 : 128;
     if (uses_amx_mainloop(problem)) {
       return {rows, 32, dim <= 64 ? 1024 : dim <= 128 ? 512 : dim <= 256 ? 256 : 128};
@@ -35,8 +35,8 @@ constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 template <Compute kCompute>
 struct ForwardScratch {
   KeptKvTile* kept;          // says what k and v hold
-  int32_t k_words, q_words;  // of a row of K and Q; of Q rounded up to vectors
-  int32_t v_columns;         // of a row of V and O, rounded up to vectors
+  int32_t k_words, q_words;  // words of a row of K and of Q, the latter rounded up to vectors
+  int32_t v_columns;         // elements of a row of V and O, rounded up to vectors
   int32_t tile_kv;
   bool amx_mainloop;         // whole subtiles go through amx_mainloop.h
   int32_t score_columns;     // keys whose scores are held at once
@@ -45,12 +45,12 @@ struct ForwardScratch {
   float* s;                  // scores (tile_q, score_columns)
   uint32_t* p;               // P, an operand; in fp32 it takes the place of s
   // The state of each row: unnormalised O; the maximum or fixed base m of its scores; the sum l of
-  // its weights relative to m, and what rounding took from l.
+  // P relative to m, and what rounding took from l (rest).
   float *o, *m, *l, *rest;
-  uint8_t* keep;              // of dropout, as P
+  uint8_t* keep;              // keep bytes of dropout, one per element of P
   bool* redo;                 // rows that a fixed base does not serve
   float* latent;              // LATENT_KV: the rows of a KV tile before they are packed
-  int64_t bytes, tile_bytes;  // of all arrays, and of k and v
+  int64_t bytes, tile_bytes;  // bytes of all arrays; bytes of k and v
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
     constexpr int kU = kWordElements<kCompute>, kColumns = kPanelOf<kCompute>;
@@ -90,7 +90,7 @@ struct ForwardScratch {
     bytes = memory.bytes();
   }
 
-  // Makes k and v those of a packed tile.
+  // Points k and v to a packed tile.
   FLASHATTN_INLINE void use_tile(char* tile) {
     v = reinterpret_cast<uint32_t*>(tile +
                                     (reinterpret_cast<char*>(v) - reinterpret_cast<char*>(k)));
@@ -111,7 +111,7 @@ struct ForwardScratch {
             p};
   }
 
-  // Writes zeros behind so many packed values, to the end of a step of the AMX mainloop.
+  // Zeroes packed values from number `count` on, to the end of a step of the AMX mainloop.
   FLASHATTN_INLINE void clear_values(int32_t count) const {
     constexpr int kColumns = kPanelOf<kCompute>, kU = kWordElements<kCompute>;
     const int32_t used = (count + kU - 1) / kU, all = round_up(count, kStepKeys) / kU;

@@ -1,4 +1,3 @@
-//
 // Small matrix products C (+)= A B.
 //
 // Operands are made of 32-bit words along the inner index k: a word is an fp32 number, or a pair of
@@ -16,7 +15,7 @@ constexpr int kMicroKernelRows = 6;  // 6 x 4 accumulators of 32 registers, or 6
 
 enum class Compute { kF32, kBf16Pairs };
 
-// Columns of a panel of B: kPanel, or those of a tile register, each of which is then contiguous.
+// Columns of a panel of B: kPanel, or those of a tile register, which is then contiguous.
 template <Compute kCompute>
 constexpr int kPanelOf = kHasAmx && kCompute == Compute::kBf16Pairs ? 16 : kPanel;
 
@@ -30,7 +29,7 @@ constexpr int kWordElements = kCompute == Compute::kF32 ? 1 : 2;  // elements of
 struct MatrixA {
   const uint32_t* data;
   int64_t row_stride, k_stride;  // words
-  int64_t panel_stride = 0;      // words from one group of kPanel k to the next (fp32); 0: none
+  int64_t panel_stride = 0;      // a packed fp32 B as A: words from panel to panel; 0: no panels
 };
 
 struct MatrixB {
@@ -52,8 +51,8 @@ FLASHATTN_INLINE Floats multiply_add(Floats sum, Words a, Words b) {
   }
 }
 
-// A micro-tile of C: kRows x (kVectors * kWidth) elements, held in registers over all of k. Then
-// the micro-tiles of the next kRows, `times` in all.
+// Computes a micro-tile of C, kRows x (kVectors * kWidth) elements held in registers over all of k,
+// and then those of the next kRows rows, `times` in all.
 template <Compute kCompute, int kRows, int kVectors>
 void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k, bool accumulate,
                   int32_t times) {
@@ -122,7 +121,7 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
   return micro_kernel_of_rows<kCompute, 1>(rows);
 }
 
-// Rows of a micro-tile: the fewest that may have columns, or k, of their own.
+// Rows of a micro-tile: the fewest rows that may have columns, or k, of their own.
 template <Compute kCompute>
 constexpr int32_t kMicroTileRows =
     kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroKernelRows;

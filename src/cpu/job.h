@@ -1,4 +1,4 @@
-// What the launcher hands to the kernels: plain data, shared by all instruction sets.
+// Jobs: the data that the launcher hands to the kernels, shared by all instruction sets.
 #pragma once
 
 #include "core/score_mod.h"
@@ -9,32 +9,34 @@ namespace flashattn::cpu {
 
 constexpr int32_t kMaxDim = 1024;  // elements of a head
 
-// Split-KV: sequences with more queries fill the threads without it.
+// Split-KV: sequences with more than kSplitQueries queries fill the threads without it. A split has
+// kSplitKeys keys.
 constexpr int32_t kSplitQueries = 16;
 constexpr int32_t kSplitKeys = 1024;
 
 // Whether a sequence reads K and V where they lie, having too few rows (queries of all heads that
-// share a KV head) for packing to pay. Not if the plan also computes gradients: scores must round
-// alike in both passes.
+// share a KV head) for packing to pay. Not with LATENT_KV, which is widened first, and not if the
+// plan also computes gradients: scores must round alike in both passes.
 FLASHATTN_HD bool is_direct(const Problem& problem, Lengths len) {
   constexpr int64_t kMaxRows = 32;
   return !problem.has_op(FLASHATTN_OP_BACKWARD) && !problem.is_latent() && len.q < len.kv &&
          int64_t{len.q} * problem.q_heads_per_kv_head() <= kMaxRows;
 }
 constexpr int32_t kDirectRows = 64;   // rows of a Q block that reads K and V directly
-constexpr int32_t kDirectKeys = 384;  // and its tile_kv
+constexpr int32_t kDirectKeys = 384;  // tile_kv of such a Q block
 
 // Tile sizes, fixed at plan creation.
 struct Tiling {
   int32_t q_block_rows;  // rows of a Q block, which share packed keys and values
   int32_t tile_q;        // rows whose scores are held at once
   int32_t tile_kv;       // keys packed at once
-  // Backward: tile_kv of sequences with few KV tiles, which threads share; 0: as others.
+  // Backward: tile_kv of sequences with few KV tiles, so that more threads share the work; 0:
+  // tile_kv.
   int32_t tile_kv_short = 0;
 };
 
-// tile_kv of a sequence in the backward pass. Its tiles are equally long, or threads would wait for
-// each other at the end. It depends on the sequence alone, as its bits must.
+// tile_kv of a sequence in the backward pass. All its tiles are equally long, or threads would wait
+// for each other at the end. It depends on the sequence alone, so that the sequence's bits do, too.
 constexpr int32_t kFewTiles = 32, kTileKvStep = 64;
 FLASHATTN_HD int32_t backward_tile_kv(const Tiling& tiling, const Problem& problem, int32_t keys) {
   if (tiling.tile_kv_short == 0 || keys == 0) return tiling.tile_kv;
@@ -43,7 +45,7 @@ FLASHATTN_HD int32_t backward_tile_kv(const Tiling& tiling, const Problem& probl
   return static_cast<int32_t>(ceil_div(ceil_div(keys, tiles), kTileKvStep) * kTileKvStep);
 }
 
-// The largest number of KV tiles of any sequence of up to so many keys.
+// The largest number of KV tiles of any sequence of up to `keys` keys.
 FLASHATTN_HD int32_t backward_kv_tiles(const Tiling& tiling, const Problem& problem, int32_t keys) {
   const int64_t all = ceil_div(keys, tiling.tile_kv);
   if (tiling.tile_kv_short == 0) return static_cast<int32_t>(all);
@@ -54,7 +56,7 @@ FLASHATTN_HD int32_t backward_kv_tiles(const Tiling& tiling, const Problem& prob
 
 // The coordinates of a task of the forward pass.
 struct ForwardWorkTile {
-  Interval queries;  // of the longest sequence; shorter ones have fewer
+  Interval queries;  // queries as in the longest sequence; shorter ones have fewer
   int32_t split, b, head_block;
   Interval kv_heads;
 };
@@ -64,15 +66,15 @@ struct ForwardWorkTile {
 struct KeptKvTile {
   int32_t b, kv_head;
   Interval keys;  // {0, 0}: there is none
-  bool finite;    // all values are
+  bool finite;    // all values of V are finite
 };
 
 // Packed KV tiles that several Q blocks read: the first block that needs a tile packs it.
 struct SharedKvTiles {
-  int32_t* states;  // of each, see below
+  int32_t* states;  // a TileState for each
   char* tiles;      // NULL: every block packs for itself
   int64_t tile_bytes;
-  int64_t count;  // of the tiles beyond, every block packs its own
+  int64_t count;  // number of shared tiles; every block packs the others itself
 };
 // A tile is empty, being packed, or packed, and then all its values are finite or not.
 enum TileState : int32_t { kTileEmpty, kTilePacking, kTileFinite, kTileNonFinite };
@@ -85,23 +87,23 @@ struct ForwardJob {
   const SeqlenInfo* sequences;  // (batch): kernels do not read the caller's starts and lengths
   Tiling tiling;
   bool direct;
-  int32_t seqlen_q;       // of the longest of these sequences; 0: there is no task
-  int32_t block_queries;  // of a block
-  int32_t block_heads;    // query heads of a KV head in a block: > 1 for short queries
-  int32_t head_blocks;    // of a KV head's group
+  int32_t seqlen_q;       // queries of the longest of these sequences; 0: there is no task
+  int32_t block_queries;  // queries of a Q block
+  int32_t block_heads;    // query heads of a KV head in a Q block: > 1 if queries are few
+  int32_t head_blocks;    // Q blocks that the query heads of a KV head need
   int32_t kv_heads;       // KV heads of a task: > 1 only if `direct`, whose keys are read together
   int32_t q_blocks;
-  // The last tasks are cut into parts, so that the threads end together: as many tasks as there are
-  // threads, or all. 0: none is.
+  // The last cut_tasks tasks are cut into parts, so that the threads end together: as many tasks as
+  // there are threads, or all if there are fewer. 0: none.
   int32_t cut_tasks;
-  int32_t parts;         // of such a task
-  int32_t part_queries;  // of a part, but for the last
+  int32_t parts;         // parts of a cut task
+  int32_t part_queries;  // queries of each part but the last
   SplitRule split_rule;
-  int32_t splits;  // the most of any of these sequences
+  int32_t splits;  // the largest number of splits of any of these sequences
   int32_t threads;
   // Partial results (split, batch, head, query): fp32 o (dim_v), the maximum m of the scores and
   // the sum l of P. One lse would lose l to rounding if scores are large.
-  int32_t partial_queries;  // of the longest sequence that is split
+  int32_t partial_queries;  // queries of the longest sequence that is split
   float* partial_o;
   float *partial_m, *partial_l;
   SharedKvTiles shared;
@@ -131,8 +133,9 @@ struct ForwardJob {
   }
   FLASHATTN_HD int64_t tasks() const { return whole_tasks() + int64_t{cut_tasks} * (parts - 1); }
   FLASHATTN_HD ForwardWorkTile work_tile(int64_t task) const {
-    // Late queries first: under a causal mask they take longest. First comes the last part of every
-    // task that is cut, then the part before it: parts of a task stay with one thread.
+    // Late queries first: under a causal mask they take longest. Among cut tasks the last part of
+    // every task comes first, then the part before it, so that the parts of a task stay with one
+    // thread.
     const int64_t cut = task - (whole_tasks() - cut_tasks);
     int32_t part = 0;
     if (cut >= 0) {
@@ -164,8 +167,8 @@ struct BackwardJob {
   const Problem* problem;
   const BackwardArgs* args;
   const SeqlenInfo* sequences;
-  Tiling tiling;    // rows: of a tile of queries, as tile_q
-  int32_t q_tiles;  // of the longest sequence
+  Tiling tiling;    // q_block_rows equals tile_q
+  int32_t q_tiles;  // Q tiles of the longest sequence
   int32_t kv_tiles;
   // The order of KV tiles: as many KV heads at a time as there are threads, so that their queries
   // stay in the caches; and one KV tile of each of these heads before the next, so that threads do
@@ -173,7 +176,7 @@ struct BackwardJob {
   L2Swizzle order;
   int32_t threads;
   uint64_t rng_seed, rng_offset;
-  bool dbias_is_reduced;  // several scores, or none, add to one element: a pass of its own
+  bool dbias_is_reduced;  // a pass of its own: several scores, or none, add to one element
   // Arrays (Q tile, row of the tile): lse * log2(e), D = dout . o - dlse, fp32 dq. For rows whose
   // lse is too large to hold the sum of P (backward_base.h), softmax_base is the maximum of the
   // scores and lse_log2 is lse less that maximum, in units of log2(e); for other rows softmax_base
@@ -198,17 +201,18 @@ FLASHATTN_HD float* head_entry(const flashattn_tensor& t, int32_t b, int32_t hea
   return static_cast<float*>(t.data) + b * t.stride_batch + head * t.stride_head;
 }
 
-// Merges rows of partial results: of a split forward pass, or the caller's parts.
+// How rows of partial results are merged: those of a split forward pass, or those that the caller
+// of flashattn_merge gives.
 struct MergeJob {
   int32_t parts;
   int32_t dim;
   int32_t dtype_part, dtype;
-  // The caller's parts. NULL: the row of part p lies p * o_stride floats, and its m and l p *
-  // row_stride floats, after those of part 0.
+  // The caller's partial results. NULL: the row of part p lies p * o_stride floats, and its m and l
+  // p * row_stride floats, after those of part 0.
   const flashattn_tensor* part_o;
   const float* const* part_lse;
   int64_t o_stride, row_stride;
-  // Extents of the caller's parts, for strides of -1.
+  // Extents of the caller's partial results, for strides of -1.
   int32_t heads;
   int64_t tokens;
 };
@@ -216,26 +220,26 @@ struct MergeJob {
 // One row to merge.
 struct MergeRow {
   int32_t b, h;
-  int64_t i;    // token, VARLEN: of all sequences
+  int64_t i;    // token; with VARLEN counted over all sequences
   int64_t lse;  // number of the row in the caller's part_lse
   // If the parts are not the caller's: o, m and l of part 0.
   const float *o, *m, *l;
-  ScoreUnit unit;  // of m, or of the caller's lse
-  float sink;      // that no part has seen; -infinity: none
+  ScoreUnit unit;  // unit of m, or of the caller's lse
+  float sink;      // sink of the head, which no part includes; -infinity: none
   void* out;
-  float scale = 1;        // of what is written
-  float* amax = nullptr;  // is raised to the largest magnitude before scale; may be NULL
+  float scale = 1;        // multiplies the output
+  float* amax = nullptr;  // raised to the largest magnitude before `scale`; may be NULL
 };
 
-// One of q, k and v to be quantised. A task: the blocks that hold some tokens of the heads that
-// share a KV head of a sequence.
+// Quantises one of q, k and v. A task has whole blocks of tokens of the heads that share a KV head
+// of a sequence.
 struct QuantizeJob {
   const Problem* problem;
   const QuantizeArgs* args;
   flashattn_tensor in, out, descale;
   bool is_q, is_k;
-  int32_t heads, dim, dtype_out;  // heads: of a KV head
-  int32_t task_tokens;            // whole blocks
+  int32_t heads, dim, dtype_out;  // heads: those of this tensor that share a KV head
+  int32_t task_tokens;            // tokens of a task: whole blocks
 };
 
 // The kernels of one instruction set.
@@ -244,7 +248,7 @@ struct Kernels {
   Tiling (*forward_tiling)(const Problem&);
   Tiling (*backward_tiling)(const Problem&);
   int32_t (*dq_columns)(const Problem&);
-  // Bytes of scratch memory of one thread, which is aligned to 64 bytes.
+  // Bytes of scratch memory of one thread; the memory is aligned to 64 bytes.
   int64_t (*forward_scratch)(const Problem&, const Tiling&);
   int64_t (*backward_scratch)(const Problem&, const Tiling&);
   // Bytes of a packed tile of the forward pass; 0 if sharing tiles does not pay.
@@ -260,7 +264,7 @@ struct Kernels {
   // Writes the mean of the keys of a head.
   void (*k_mean)(const QuantizeArgs&, const Problem&, int32_t b, int32_t kv_head);
   void (*quantize)(const QuantizeJob&, int32_t b, int32_t kv_head, int32_t first_token);
-  // Some new tokens of a sequence, as far as there are.
+  // Appends new tokens `tokens` of a sequence, as far as there are.
   void (*append)(const Problem&, const AppendArgs&, int32_t b, Interval tokens);
   // Writes keep[j], j in [0, keys), of one row i.
   void (*dropout_row)(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,

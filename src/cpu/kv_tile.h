@@ -33,8 +33,8 @@ class KvTile {
 
   template <class Body>
   FLASHATTN_INLINE void for_each_query_tile(Body body) {
-    // From the last: under a causal mask it sees all KV tiles, and none waits for another that
-    // begins earlier.
+    // From the last Q tile, which under a causal mask sees all KV tiles. The tasks of a head then
+    // visit Q tiles in the same order, each a step behind the task that it waits for.
     for (int32_t tile = q_tiles_.end - 1; tile >= q_tiles_.begin; --tile) {
       body(queries_of(tile), tile);
     }
@@ -53,7 +53,8 @@ class KvTile {
     return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.offset_q);
   }
 
-  // Names the rows to prefetch: those that are packed before the work on some queries and keys.
+  // Names the rows to prefetch: those of K and V, and of Q and dO, that are packed before the work
+  // on some keys and queries.
   void plan_prefetch(int32_t head, Interval queries, Interval keys,
                      RowPrefetch (&prefetch)[4]) const {
     const int32_t size = dtype_size(problem_.dtype_kv);
@@ -76,7 +77,7 @@ class KvTile {
   const int32_t tile_q_, tile_kv_;
   const int32_t b_, kv_head_, kv_tile_;
   Interval keys_;
-  Interval q_tiles_{0, 0};  // whose queries see some key
+  Interval q_tiles_{0, 0};  // Q tiles whose queries see some key
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -13,10 +13,10 @@
 namespace flashattn::cpu {
 namespace {
 
-// The most bytes of packed KV tiles that Q blocks share.
+// The largest size in bytes of the packed KV tiles that Q blocks share.
 constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
-// "cpu_forward_bf16_avx2"; of a cache of another type: "cpu_forward_bf16_f8_avx2".
+// "cpu_forward_bf16_avx2"; with a cache of another type "cpu_forward_bf16_f8_avx2".
 std::string kernel_name(const char* op, const Problem& problem, const Kernels& kernels) {
   std::string name = std::string("cpu_") + op + "_" + dtype_label(problem.dtype) + "_";
   if (problem.dtype_kv != problem.dtype) name += std::string(dtype_label(problem.dtype_kv)) + "_";
@@ -76,7 +76,8 @@ CpuLauncher::CpuLauncher(const Problem& problem)
       "packed tiles that all share";
 }
 
-// The largest number of queries, and of splits, of any sequence that a shape allows.
+// The largest numbers of queries (q) and of splits (kv) that a split sequence of this shape can
+// have.
 static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
   return {std::min(shape.seqlen_q, rule.max_queries),
           max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv})};
@@ -93,7 +94,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.partial_m = memory.take<float>(rows);
     w.partial_l = memory.take<float>(rows);
   }
-  // Only where there is more than one Q block.
+  // Tiles are shared only if a KV head has more than one Q block.
   if (shared_tile_bytes_ > 0 &&
       int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > min_block_rows(forward_tiling_)) {
     const int64_t tiles =
@@ -157,7 +158,7 @@ static double forward_work(const Problem& problem, const Shape& shape) {
          (problem.dim_qk + problem.dim_v);
 }
 
-// Writes zeros to an array (batch, heads), if there is one.
+// Writes zeros to an array (batch, heads), if it is given.
 static void clear_heads(const flashattn_tensor& array, int32_t batch, int32_t heads) {
   for (int32_t b = 0; array.data && b < batch; ++b) {
     for (int32_t h = 0; h < heads; ++h) *head_entry(array, b, h) = 0;
@@ -285,7 +286,7 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
   job.order = L2Swizzle::of(heads, job.kv_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  // Some elements may also have no score: they are written as 0.
+  // Elements of dbias may also have no score: that pass writes 0 to them.
   const Lengths first = job.sequences[0].len;
   const bool whole = shape.batch == 1 && first.q == shape.seqlen_q && first.kv == shape.seqlen_kv;
   const bool each_row =

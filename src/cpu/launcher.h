@@ -9,11 +9,11 @@
 
 namespace flashattn::cpu {
 
-// Multiply-adds that take as long as to merge an element from memory, or to draw a random number.
+// Cost in multiply-adds of merging an element from memory, or of drawing a random number.
 constexpr double kElementCost = 8;
 
-// The threads for some work. Some 10 us stay on one thread. Sleeping threads are woken only for
-// work several times as long, because waking takes that time.
+// The threads for work of so many multiply-adds. Work of some 10 us stays on one thread. Sleeping
+// threads are woken only for work several times as long, because waking takes that time.
 Threads threads_for(int32_t threads, double multiply_adds, const Executor& on);
 
 class CpuLauncher final : public Launcher {
@@ -44,8 +44,7 @@ class CpuLauncher final : public Launcher {
   const Tiling forward_tiling_, backward_tiling_;
   const SplitRule split_;
   const int64_t forward_scratch_, backward_scratch_;  // bytes a thread
-  int64_t
-      shared_tile_bytes_;  // bytes; 0: tiles are not shared, as when workspace_limit has no room
+  int64_t shared_tile_bytes_;  // 0: tiles are not shared, as when workspace_limit has no room
   const std::string forward_name_, backward_name_;
   std::string why_;
 };

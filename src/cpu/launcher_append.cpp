@@ -1,4 +1,4 @@
-// The tasks of flashattn_append_kv: some new tokens of a sequence each.
+// The tasks of flashattn_append_kv: each appends some new tokens of a sequence.
 #include "core/append_rows.h"
 #include "cpu/launcher.h"
 

@@ -30,7 +30,7 @@ int32_t CpuLauncher::quantize(const QuantizeArgs& args, const Executor& on) cons
                                        static_cast<int32_t>(task % parts) * job.task_tokens);
                    });
   };
-  // Without blocks the first task has all tokens.
+  // Without blocks (descale_block 0) the first task of a head has all tokens.
   constexpr int32_t kTaskTokens = 256;
   const int32_t block = problem_.descale_block;
   const int32_t tokens = block == 0 || block > kTaskTokens ? block : kTaskTokens / block * block;

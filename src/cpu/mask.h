@@ -11,9 +11,9 @@ FLASHATTN_INLINE Interval round_out(Interval columns) {
   return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
 }
 
-// The queries around `query` whose mask blocks are the same, in a tile of tile_q rows. They begin
-// at the same queries wherever the tile starts, so that the bits of a query do not depend on its
-// neighbours.
+// The queries around `query` that share ranges of active keys: those of one row of mask blocks, or
+// of as many rows as fit in a tile of tile_q rows. They begin at the same queries wherever the tile
+// starts, so that the bits of a query do not depend on its neighbours.
 FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& mods, int32_t query, int32_t tile_q,
                                           Lengths len) {
   if (!mods.blocks) return {0, len.q};
@@ -22,7 +22,7 @@ FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& mods, int32_t query, i
   return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
 }
 
-// Page numbers of a sequence of which negative ones hide keys.
+// The page numbers of a sequence; a negative number hides the keys of that page.
 struct HiddenPages {
   const int32_t* numbers;  // NULL: no key is hidden
   int32_t page_size;
@@ -107,8 +107,8 @@ inline void mask_row(const ScoreMod& mods, bool blocks, int32_t i, int32_t first
   }
 }
 
-// Writes -inf to columns of s, those of `keys`, that a query does not see with a tree, which begins
-// with key `begin`. before: the keys before the tree that it sees.
+// With a tree, whose first key is `begin`: writes -inf to those columns of s, for keys in `keys`,
+// that a query does not see. before: the keys before the tree that it sees.
 inline void mask_tree(const TreeRow& tree, int32_t begin, Interval before, Interval keys,
                       int32_t first, float* s) {
   const int32_t seen = before.begin < before.end ? before.end : 0;

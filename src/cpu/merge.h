@@ -18,8 +18,8 @@ FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, 
              dtype_size(job.dtype_part);
 }
 
-// The maximum of a part and the sum of its P; 0 if nothing is visible. The lse of a part counts as
-// one score.
+// The maximum m of a partial result and its sum l of P; l = 0 if nothing is visible. A caller's lse
+// counts as one score.
 struct PartSum {
   float m, l;
 };
@@ -29,15 +29,15 @@ FLASHATTN_INLINE PartSum part_sum(const MergeJob& job, const MergeRow& row, int3
   return {lse, lse == -kInfinity ? 0.0f : 1.0f};
 }
 
-// Merges the parts of a row, each weighted by its share of the softmax's denominator. Returns the
-// lse.
+// Merges the partial results of a row, each weighted by its share of the softmax's denominator.
+// Returns the lse.
 inline float merge_row(const MergeJob& job, const MergeRow& row) {
   float top = -kInfinity;
   for (int32_t p = 0; p < job.parts; ++p) {
     const float m = part_sum(job, row, p).m;
     if (m > top || m != m) top = m;
   }
-  // If nothing is visible in any part the weights are 0, not NaN.
+  // If nothing is visible in any part, the parts' shares are 0, not NaN.
   const float base = top == -kInfinity ? 0.0f : top;
   const auto weight = [&](int32_t p) {
     const PartSum part = part_sum(job, row, p);

@@ -1,5 +1,5 @@
 // From the caller's arrays to the operands of gemm.h and back: the only code that knows of dtypes,
-// strides, pages and ragged ends. What lies past the end of a sequence is packed as zero and never
+// strides, pages and ragged ends. Elements past the end of a sequence are packed as zeros and never
 // read.
 #pragma once
 
@@ -14,7 +14,7 @@ struct DtypeTag {
   static constexpr int32_t value = kValue;
 };
 
-// Calls body with the dtype, which has at least 16 bits, as a compile-time constant.
+// Calls body with the dtype, of at least 16 bits, as a compile-time constant.
 template <class Body>
 FLASHATTN_INLINE auto with_wide_dtype(int32_t dtype, Body body) {
   switch (dtype) {
@@ -31,7 +31,7 @@ FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
   return with_wide_dtype(dtype, body);
 }
 
-// Likewise, for operands of a product: pairs of bf16 are made of bf16 alone.
+// with_dtype() for operands of a product: pairs of bf16 are made of bf16 alone.
 template <Compute kCompute, class Body>
 FLASHATTN_INLINE auto with_operand_dtype(int32_t dtype, Body body) {
   if constexpr (kCompute == Compute::kBf16Pairs) {
@@ -44,7 +44,7 @@ FLASHATTN_INLINE auto with_operand_dtype(int32_t dtype, Body body) {
 template <int32_t kDtype>
 constexpr int kElementBytes = dtype_size(kDtype);
 
-// Whether products of pairs of bf16 serve the forward pass, where there are any.
+// Whether the forward pass can use products of pairs of bf16, where there are any.
 FLASHATTN_INLINE bool inputs_are_bf16(const Problem& problem) {
   return problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dtype_kv == FLASHATTN_DTYPE_BF16;
 }
@@ -56,10 +56,10 @@ FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 
 constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
 static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 
-// Factors of the rows of a head: one for each block of tokens.
+// Descales of the rows of a head, one for each block of tokens.
 struct Descales {
   const float* data = nullptr;  // NULL: 1
-  int64_t stride = 0;           // from block to block
+  int64_t stride = 0;           // floats from block to block
   int32_t block = 1;            // tokens
 
   FLASHATTN_INLINE float of(int32_t row) const { return data ? data[row / block * stride] : 1.0f; }
@@ -92,10 +92,10 @@ FLASHATTN_INLINE void prefetch_lines(const char* p, int32_t bytes) {
 // wait. Between them these rows are therefore prefetched into the L2 cache.
 struct RowPrefetch {
   TokenRows rows;
-  int32_t bytes;  // of a row
+  int32_t bytes;  // bytes of a row
   Interval left;
 
-  // Prefetches the part of the first of `steps` steps that are left.
+  // Prefetches the share of one step, of the `steps` steps that are left.
   FLASHATTN_INLINE void prefetch(int32_t steps) {
     if (left.begin >= left.end) return;
     int32_t count = (left.end - left.begin + steps - 1) / steps;
@@ -103,8 +103,8 @@ struct RowPrefetch {
   }
 };
 
-// Prefetches the row that is read 16 rows after this one: if heads lie side by side, no processor
-// foresees it.
+// Prefetches the row that is read 16 rows after this one: if heads lie side by side, hardware
+// prefetchers do not.
 FLASHATTN_INLINE void prefetch_row(const TokenRows& rows, int32_t row, Interval range,
                                    int32_t bytes) {
   if (row + 16 < range.end) prefetch_lines<3>(rows.row(row + 16), bytes);
@@ -121,13 +121,13 @@ FLASHATTN_INLINE TokenRows rows_of(const flashattn_tensor& t, int32_t element_si
           0};
 }
 
-// of: the descales of q, k or v.
+// The descales of a KV head, from the tensor `of`: descale_q, descale_k or descale_v.
 FLASHATTN_INLINE Descales descales_of(const Problem& problem, const flashattn_tensor& of, int32_t b,
                                       int32_t kv_head) {
   if (!of.data) return {};
   const float* first =
       static_cast<const float*>(of.data) + b * of.stride_batch + kv_head * of.stride_head;
-  // Without blocks there is one for all tokens.
+  // descale_block 0: one descale for all tokens.
   const int32_t block = problem.descale_block > 0 ? problem.descale_block : INT32_MAX;
   return {first, of.stride_seq, block};
 }
@@ -140,7 +140,7 @@ FLASHATTN_INLINE TokenRows q_rows(const Problem& problem, const Inputs& in, int3
   return rows;
 }
 
-// The rows of a KV head of t, which lies as k and v do. size: of its elements.
+// The rows of a KV head of tensor t, which lies as k and v do. size: bytes of its elements.
 FLASHATTN_INLINE TokenRows token_rows(const Problem& problem, const Inputs& in,
                                       const flashattn_tensor& t, int32_t size, int32_t b, int32_t h,
                                       int64_t first) {
@@ -153,7 +153,7 @@ FLASHATTN_INLINE TokenRows token_rows(const Problem& problem, const Inputs& in,
           t.stride_batch * size};
 }
 
-// The keys or values of a KV head: t is k or v, descales its own.
+// The keys or values of a KV head: t is k or v, with its own descales.
 FLASHATTN_INLINE TokenRows kv_rows(const Problem& problem, const Inputs& in,
                                    const flashattn_tensor& t, const flashattn_tensor& descales,
                                    int32_t b, int32_t h, int64_t first) {
@@ -189,7 +189,8 @@ FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
   return kUnit<kDtype> == 1.0f ? x : x * splat(kUnit<kDtype>);
 }
 
-// Factor from what load_*_units() returns to values of a row: the unit and, of 8 bits, the descale.
+// The factor from what load_*_units() returns to values of a row: the unit, and the descale for 8
+// bits.
 template <int32_t kDtype>
 FLASHATTN_INLINE float unit_of(const TokenRows& rows, int32_t row) {
   if constexpr (kElementBytes<kDtype> != 1) return 1;
@@ -226,8 +227,9 @@ FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) 
 // A row of zeros in any dtype.
 alignas(64) static const char kZeroRow[kMaxDim * 4] = {};
 
-// Columns [column, column + kWidth) of one word of rows: of `first`, and for pairs of bf16 of
-// `second` behind it. Columns from dim on are zeros; kWhole: there are none. In units of kUnit.
+// kWidth words: each an element of columns [column, column + kWidth) of row `first` and, for pairs
+// of bf16, that of row `second` behind it. Columns from dim on are zeros; kWhole: there are none.
+// In units of kUnit.
 template <Compute kCompute, int32_t kDtype, bool kWhole = false>
 FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int32_t column,
                                      int32_t dim) {
@@ -273,7 +275,7 @@ void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
   const int32_t words = (dim + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
   with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
-    // All columns that are computed, the last of which lie past the end.
+    // Packs all columns that are computed, the last of which lie past the end.
     constexpr int32_t kStep = kPanel > kColumnStep ? kPanel : kColumnStep;
     const int32_t end = range.begin + round_up(range.end - range.begin, kStep);
     for (int32_t r = range.begin; r < end; r += kColumns, out += words * kColumns) {
@@ -372,8 +374,8 @@ FLASHATTN_INLINE bool is_packed(const int32_t* state) {
   return __atomic_load_n(state, __ATOMIC_ACQUIRE) > kTilePacking;
 }
 
-// Calls pack(), unless another thread has or does. pack() returns whether all values of a tile are
-// finite; pack_once() returns what it returned, here or there.
+// Calls pack(), unless another thread has done so or does. pack() returns whether all values of a
+// tile are finite; pack_once() returns the same, whichever thread has packed.
 template <class Pack>
 bool pack_once(int32_t* state, Pack pack) {
   int32_t found = kTileEmpty;
@@ -420,8 +422,8 @@ FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, floa
   });
 }
 
-// Stores the rows of a range likewise, in bf16, from a sum with the rows as columns: sum[dim][row],
-// rows of it `stride` apart.
+// store_row() for all rows of a range, in bf16, from a sum with the rows as columns: sum[dim][row],
+// `stride` floats from one element of dim to the next.
 inline void store_columns(const TokenRows& out, Interval range, const float* sum, int64_t stride,
                           float factor, int32_t dim) {
   for (int32_t r = range.begin; r < range.end; r += kWidth, sum += kWidth) {

@@ -10,9 +10,9 @@ namespace flashattn::cpu {
 
 // The threads that run tasks.
 struct Threads {
-  int32_t max;  // at most so many
-  // Whether the work is worth waking threads that sleep, or calling the caller's. Otherwise only
-  // threads of the pool take part that have just finished other work.
+  int32_t max;  // the largest number of threads
+  // Whether the work is worth waking threads that sleep, or calling the caller's pool. Otherwise
+  // only threads of the library's pool that are still awake join the calling thread.
   bool wakes = true;
   const Parallel* parallel = nullptr;  // NULL: the pool
 };
@@ -24,9 +24,9 @@ void run_tasks(const Threads& threads, int64_t count, int64_t affinity_stride,
 // Runs body(task, thread) for every task in [0, count), on at most threads.max threads. The
 // caller's thread is always one of them; thread is in [0, threads.max). Tasks n, n +
 // affinity_stride, n + 2 affinity_stride, ... work on the same data: they go to the same threads,
-// also in the next call, as long as that keeps all threads busy. Tasks begin in ascending order,
-// and the thread that begins one finishes it. A task may therefore wait for earlier tasks n - k
-// affinity_stride, but for no others: perhaps no thread begins those before it ends.
+// also in the next call, as long as that keeps all threads busy. They begin in ascending order, and
+// the thread that begins a task finishes it. A task may therefore wait for earlier tasks n - k
+// affinity_stride, but for no others: those may not begin until it ends.
 template <class Body>
 void parallel_tasks(const Threads& threads, int64_t count, int64_t affinity_stride,
                     const Body& body) {

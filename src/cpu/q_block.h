@@ -27,7 +27,7 @@ struct QBlock {
   Interval queries;
   int32_t first_head, rows;
   int32_t split_begin;  // the first key of the split
-  Interval keys{0, 0};  // of the split, those that some query sees
+  Interval keys{0, 0};  // keys of the split that some query sees
 
   // range: the KV heads of the work tile that this block reads; more than one only if `direct`.
   FLASHATTN_INLINE QBlock(const ForwardJob& its_job, const ForwardWorkTile& tile, Interval range)
@@ -76,7 +76,7 @@ struct QBlock {
     return mask.tree > 0 && range.end > tree_begin(mask, sequence.len);
   }
 
-  // The rows from `row` on that belong to one head, up to end_row.
+  // Returns the rows from `row` on, before end_row, that belong to one head.
   FLASHATTN_INLINE HeadRows head_rows_at(int32_t row, int32_t end_row) const {
     const int32_t count = queries.end - queries.begin;
     const int32_t query = queries.begin + row % count;
@@ -86,7 +86,8 @@ struct QBlock {
             row};
   }
 
-  // The keys of `range` that some of the rows may see. *full stays true only if each row sees all.
+  // The keys of `range` that some of the rows [row, end_row) may see. *full stays true only if each
+  // row sees all.
   Interval visible_to(int32_t row, int32_t end_row, Interval range, bool* full) const {
     Interval visible{range.end, range.begin};
     const bool tree = meets_tree(range);
@@ -102,7 +103,8 @@ struct QBlock {
     return intersect(visible, range);
   }
 
-  // Sets the keys of `range` that each of kCount rows sees, counted from the key `first`.
+  // Sets visible[r] for kCount rows from `row` on: the keys of `range` that row `row` + r sees,
+  // counted from the key `first`.
   template <int32_t kCount>
   void rows_visible(int32_t row, int32_t first, Interval range, Interval (&visible)[kCount]) const {
     for (int32_t r = row; r < row + kCount;) {

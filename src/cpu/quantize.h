@@ -1,5 +1,6 @@
-// Wider numbers to 8 bits with a descale for each block of tokens, q and k transformed before: the
-// rotation of FLASHATTN_TRANSFORM_ROTATE in registers (Shah et al. 2024), and k less its mean.
+// Quantises wider numbers to 8 bits, with a descale for each block of tokens. q and k are
+// transformed before: FLASHATTN_TRANSFORM_ROTATE rotates them in registers (Shah et al. 2024), and
+// the mean of k is subtracted from k.
 #pragma once
 
 #include "core/descale.h"
@@ -8,8 +9,8 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Adds to and subtracts from each other the lanes whose numbers differ by kStep, then by twice
-// that.
+// Hadamard steps within a vector: sums and differences of lanes whose numbers differ by kStep, then
+// by twice that, and so on below `size`.
 template <int kStep>
 FLASHATTN_INLINE Floats hadamard_lanes(Floats x, int32_t size) {
   if constexpr (kStep >= kWidth) {
@@ -35,7 +36,7 @@ FLASHATTN_INLINE void hadamard(float* x, int32_t dim, int32_t size) {
   }
 }
 
-// The rows of a task: loads one, transformed.
+// Loads rows of a task, transformed.
 class QuantizeRow {
  public:
   FLASHATTN_INLINE QuantizeRow(const QuantizeJob& job, int32_t b, int32_t kv_head)
@@ -55,7 +56,8 @@ class QuantizeRow {
     }
   }
 
-  // x[0, dim), zeros behind it. dot, if not NULL: receives the row as given times the mean of k.
+  // Loads a row to x[0, dim), zeros behind it. dot, if not NULL, receives the product of the row as
+  // given and the mean of k.
   FLASHATTN_INLINE void load_to(float* x, const char* row, double* dot) const {
     const int32_t dim = job_.dim;
     load_row(x, row, job_.args->dtype, dim);
@@ -79,7 +81,7 @@ class QuantizeRow {
   float signs_[kMaxDim];  // the signs over the root of size_
 };
 
-// Some blocks of tokens of the heads that share a KV head.
+// One task: job.task_tokens tokens from `first` on, of the heads that share a KV head.
 inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, int32_t first) {
   const Problem& problem = *job.problem;
   const QuantizeArgs& args = *job.args;
@@ -130,7 +132,7 @@ inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, in
   }
 }
 
-// The mean of the keys of a head; 0 of none.
+// Writes the mean of the keys of a head; 0 if there are none.
 inline void k_mean(const QuantizeArgs& args, const Problem& problem, int32_t b, int32_t kv_head) {
   const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
   const TokenRows keys =

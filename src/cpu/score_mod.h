@@ -11,8 +11,8 @@ constexpr float kPerNat = kLog2E / kModifiedUnit.log2;
 
 // Turns the products of query i with the keys from `first` on into scores, in kModifiedUnit:
 // columns [begin, end) of s, multiples of kWidth. Returns the maximum of each lane. derivative, if
-// not NULL, receives the derivative of the softcap. add(x, key): x plus the biases of the keys from
-// `key` on.
+// not NULL, receives the derivative of the softcap. add(x, key) returns x plus the biases of the
+// keys from `key` on.
 template <class Add>
 FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& mods, int32_t i, int32_t first,
                                           int32_t begin, int32_t end, float* s, float* derivative,
@@ -60,7 +60,7 @@ inline Floats score_mod_row(const ScoreMod& mods, int32_t i, int32_t first, int3
   if (!mods.bias) return modify([](Floats x, int32_t) { return x; });
   const int64_t row_bytes = mods.bias_row * dtype_size(mods.dtype_bias);
   const char* row = mods.bias + i * row_bytes;
-  // Prefetches the next query's bias, whose start no processor foresees.
+  // Prefetches the next query's bias, whose start hardware prefetchers do not predict.
   const auto fetch_next = [row_bytes](const char* at) { __builtin_prefetch(at + row_bytes); };
   if (mods.dtype_bias == FLASHATTN_DTYPE_U8) {
     // A byte of 0 masks the key, whatever its score.

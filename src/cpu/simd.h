@@ -30,7 +30,7 @@ constexpr bool kHasBf16Dot = true;
 constexpr bool kHasBf16Dot = false;
 #endif
 
-// kWidth elements at p, as fp32.
+// Loads kWidth elements at p as fp32.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_as_floats(const void* p) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
@@ -46,7 +46,8 @@ FLASHATTN_INLINE Floats load_as_floats(const void* p) {
   }
 }
 
-// Likewise, each divided by kUnit of the type, which is left for the product that follows.
+// Loads kWidth elements as fp32, each divided by kUnit of the type. The caller multiplies the
+// product that follows by kUnit.
 template <int32_t kDtype>
 constexpr float kUnit = kDtype == FLASHATTN_DTYPE_F8E4M3 ? kF8Unit : 1.0f;
 template <int32_t kDtype>
@@ -58,7 +59,7 @@ FLASHATTN_INLINE Floats load_units(const void* p) {
   }
 }
 
-// 2 * kWidth elements of 8 bits, likewise.
+// load_units() for 2 * kWidth elements of 8 bits.
 template <int32_t kDtype>
 FLASHATTN_INLINE void load_unit_pair(const char* p, Floats* first, Floats* second) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
@@ -167,7 +168,7 @@ FLASHATTN_INLINE Floats sum_each(Floats (&rows)[kWidth]) {
   return combine_each(rows, [](Floats x, Floats y) { return x + y; });
 }
 
-// A NaN is kept.
+// Lane n of the result is the maximum of rows[n]. A NaN is kept.
 FLASHATTN_INLINE Floats max_each(Floats (&rows)[kWidth]) {
   return combine_each(rows, [](Floats x, Floats y) { return max_of_both(x, y); });
 }

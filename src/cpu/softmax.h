@@ -1,5 +1,5 @@
-// From scores to P, two rows at a time: that halves the number of loop ends, which no processor
-// predicts.
+// From scores to P, two rows at a time: that halves the number of loop ends, which branch
+// predictors miss.
 #pragma once
 
 #include "cpu/amax.h"
@@ -13,8 +13,8 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 template <Compute kCompute>
 constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
 
-// Calls body(rows as a constant) with the rows that it shall compute: two that have the same
-// columns, or one. Returns how many.
+// Calls body(count), count a constant: 2 if this row and the next have the same columns, else 1.
+// Returns the count.
 template <class Body>
 FLASHATTN_INLINE int32_t for_row_pair(int32_t row, int32_t left, Body body) {
   static_assert(kMicroKernelRows % 2 == 0, "an even row and the next need the same columns");
@@ -38,9 +38,8 @@ FLASHATTN_INLINE void max_of_rows(const float* s, int64_t stride, Interval colum
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
-//
-// P is e^(score - m), m the running maximum. The weight of the maximum itself is exactly 1, however
-// large it is: a row of one key is that key's value.
+// P is e^(score - m), m the running maximum. P of the maximum itself is exactly 1, however large
+// the score is: O of a row that sees one key is that key's value.
 //
 // On tile registers m is a fixed base: the maximum of the first subtile of which a row sees some
 // key. It stays while the sum of the row's P over a subtile is at most kMaxRowSum.
@@ -48,12 +47,12 @@ template <Compute kCompute>
 constexpr bool kFixedBase = kHasAmx && kCompute == Compute::kBf16Pairs;
 constexpr float kMaxRowSum = 0x1p16f;
 // With a fixed base the exponent of P is one multiply-add: score * factor - shift, shift being m in
-// units of log2(e), rounded. The weight of m itself is then 2 to the power of that rounding error.
-// Up to kMaxBase, in the same units, it is 1 once it is rounded to bf16.
+// units of log2(e), rounded. P of m itself is then 2 to the power of that rounding error. Up to
+// kMaxBase, in the same units, it is 1 once it is rounded to bf16.
 constexpr float kMaxBase = 0x1p14f;
 
 // Compensated summation: sum += x, and rest receives what rounding took from it. Without it the
-// equal weights of many subtiles would lose the same amount each time.
+// equal P of many subtiles would lose the same amount each time.
 FLASHATTN_INLINE void add_compensated(Floats& sum, Floats& rest, Floats x) {
   x += rest;
   const Floats before = sum;
@@ -74,8 +73,8 @@ FLASHATTN_INLINE Floats rescale_factor(Floats before, Floats top, Floats factor,
   return exp2(fixed_base ? change : change * factor);
 }
 
-// Whether the fixed base m of a row was small enough. Makes l, the sum of P, relative to the weight
-// of m itself, which errs by a rounding; exactly 1 if it is the only one.
+// Whether the fixed base m of a row was small enough. Divides l, the sum of P, by P of m itself,
+// which differs from 1 by a rounding; l becomes exactly 1 if that was the only term.
 FLASHATTN_INLINE bool base_serves(float m, float factor, float* l) {
   if (m == -kInfinity) return true;
   const Floats shift = splat(m) * splat(factor);
@@ -154,7 +153,7 @@ inline RowResult normalize_row(float m, double l, double nats, float sink) {
   return {static_cast<float>(factor), lse};
 }
 
-// lse as it is returned: what is finite stays finite.
+// Rounds lse to fp32; a finite lse stays finite.
 FLASHATTN_INLINE float rounded_lse(double lse) {
   const float nearest = static_cast<float>(lse);
   if (__builtin_fabs(lse) == double{kInfinity} || __builtin_fabsf(nearest) <= kMaxFloat) {
@@ -163,8 +162,8 @@ FLASHATTN_INLINE float rounded_lse(double lse) {
   return lse > 0 ? kMaxFloat : lse < 0 ? -kMaxFloat : nearest;
 }
 
-// o += P V of the keys `keys`, key by key and only where P is not 0, which must not meet infinities
-// and NaN in V. p: of a row, from the key `first` on.
+// o += P V of the keys `keys`, key by key and only where P is not 0, because 0 must not meet
+// infinities and NaN in V. p: the row of P, which begins with key `first`.
 template <Compute kCompute>
 inline void add_pv_nonzero(const TokenRows& values, int32_t dtype, int32_t dim, const uint32_t* p,
                            int32_t first, Interval keys, float* o) {

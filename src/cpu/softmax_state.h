@@ -8,11 +8,11 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// The scores at work: rows [row, end_row) of a Q block against some keys of a KV tile. Column c
+// A tile of scores: rows [row, end_row) of a Q block against some keys of a KV tile. Column c
 // stands for key keys.begin + c.
 template <Compute kCompute>
 struct ScoreTile {
-  // Columns of the rows of a micro-tile.
+  // The columns that the rows of a micro-tile need.
   struct RowColumns {
     Interval columns;  // columns that are computed
     Interval k;        // P V reads these words of P: those that are not all 0
@@ -20,10 +20,10 @@ struct ScoreTile {
 
   int32_t row, end_row;
   int32_t skip;      // keys of the KV tile before keys.begin
-  Interval keys;     // whose scores are held at once
-  Interval active;   // of these, those whose mask blocks are on for some row
-  Interval visible;  // of these, those that some row sees
-  Interval columns;  // the same as columns, rounded out to kColumnStep
+  Interval keys;     // keys whose scores are held at once
+  Interval active;   // keys of `keys` whose mask blocks are on for some row
+  Interval visible;  // keys of `active` that some row sees
+  Interval columns;  // `visible` as columns, rounded out to kColumnStep
   bool full;         // every row sees every column
   RowColumns row_columns[kDirectRows / kMicroKernelRows + 1];
 
@@ -74,8 +74,8 @@ class SoftmaxState {
     }
   }
 
-  // O += P V of some rows where V holds infinities or NaN. o: of the first; tile_row: its number in
-  // the tile.
+  // O += P V of some rows where V holds infinities or NaN. o: O of the first row; tile_row: the
+  // number of that row in the tile.
   void add_pv_nonzero_rows(const Tile& tile, float* o, int32_t tile_row, int32_t rows,
                            const TokenRows& values, int32_t dtype, Interval visible) const {
     for (int32_t r = tile_row; r < tile_row + rows; ++r, o += scratch_.v_columns) {
@@ -142,7 +142,8 @@ class SoftmaxState {
     return scratch_.s + int64_t{tile_row} * scratch_.score_columns;
   }
 
-  // The keep bytes of rows of one head: row tile_row + keep_shift_ of the buffer holds the first.
+  // Draws the keep bytes of rows of one head: row tile_row + keep_shift_ of the buffer holds the
+  // first.
   void draw_dropout(const HeadRows& head_rows, int32_t tile_row, const Tile& tile) {
     const int32_t begin = tile.columns.begin;
     keep_shift_ = head_rows.queries.begin % 16;
@@ -152,7 +153,7 @@ class SoftmaxState {
         scratch_.keep + begin + int64_t{tile_row} * scratch_.score_columns, scratch_.score_columns);
   }
 
-  // update() of rows that lie in the keep buffer, kWidth at a time, a lane each.
+  // update() for rows whose keep bytes are in the buffer, kWidth rows at a time, one per lane.
   void update_rows(Interval rows, const Tile& tile) {
     for (int32_t row = rows.begin; row < rows.end; row += kWidth) {
       const int32_t count = rows.end - row < kWidth ? rows.end - row : kWidth;
@@ -241,7 +242,7 @@ class SoftmaxState {
               intersect(tile.active, {first + columns.begin, first + columns.end}), first, s);
   }
 
-  // The maximum of each lane of up to kWidth rows.
+  // Finds the maximum of each lane of up to kWidth rows.
   FLASHATTN_INLINE void find_row_max(int32_t tile_row, int32_t count, const Tile& tile,
                                      Floats* each) const {
     for (int32_t n = 0; n < count;) {

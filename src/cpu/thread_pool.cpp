@@ -32,8 +32,8 @@ bool spin_until(const Condition& holds) {
 
 // A call that asks for threads.
 struct alignas(64) Call {
-  // The bits of `state`: threads may join; how many have joined and not left. Who tries to join
-  // counts until it finds that it may not.
+  // The bits of `state`: whether threads may join; how many have joined and not left. A thread that
+  // tries to join is counted until it finds that it may not.
   static constexpr uint32_t kOpen = 1u << 31, kMember = 1, kMembers = kOpen - 1;
 
   std::atomic<uint32_t> state{0};
@@ -41,7 +41,7 @@ struct alignas(64) Call {
   int32_t threads = 0;
   void (*work)(void*, int32_t) = nullptr;
   void* context = nullptr;
-  std::atomic<int32_t> processor{-1};  // that runs the caller
+  std::atomic<int32_t> processor{-1};  // processor that runs the caller
   ThreadNumbers numbers;
   os::Sleepers caller;
 };
@@ -63,7 +63,8 @@ class Pool {
     call.processor.store(os::current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
     const int32_t vacancies = threads - 1;
-    // The bit is set first: the thread that joins last clears it, and then does so after this.
+    // The bit is set before vacancies: the thread that joins last clears it, which then comes after
+    // this.
     open_.fetch_or(1u << slot);
     call.vacancies.store(vacancies);
     call.state.fetch_or(Call::kOpen);
@@ -97,7 +98,7 @@ class Pool {
   static void wait_until_left(Call& call) {
     const auto is_left = [&] { return !(call.state.load() & Call::kMembers); };
     if (spin_until(is_left)) return;
-    do {  // a thread that has left a call before it in this entry may still call
+    do {  // a thread that has left an earlier call of this entry may still wake the caller
       call.caller.announce();
       if (!is_left() || !call.caller.take_back()) call.caller.sleep();
     } while (!is_left());
@@ -119,7 +120,7 @@ class Pool {
     wake(wanted);
   }
 
-  // Starts threads until there are so many, or the system refuses.
+  // Starts threads until there are `wanted`, or the system refuses.
   void grow(int32_t wanted) {
     if (workers_.load(std::memory_order_acquire) >= wanted) return;
     if (!growing_.try_lock()) return;  // another caller starts some
@@ -130,7 +131,7 @@ class Pool {
     growing_.unlock();
   }
 
-  // Once a process, before the first thread starts. Returns false if the system refuses.
+  // Done once a process, before the first thread starts. Returns false if the system refuses.
   bool prepare() {
     if (prepared_) return true;
     max_spinning_ = os::usable_processors() - 1;
@@ -160,7 +161,7 @@ class Pool {
 
   // Runs in a thread of the pool: joins calls, waits for more.
   [[noreturn]] void serve(int32_t own) {
-    int32_t caller_processor = -1;  // of the last call that it joined
+    int32_t caller_processor = -1;  // the caller's processor in the last call that it joined
     for (bool slept = true; true; slept = wait_for_calls(caller_processor)) {
       while (take_part(own, slept, caller_processor)) slept = false;
     }
@@ -173,7 +174,8 @@ class Pool {
       const int32_t slot = (own + n) % kMaxCalls;  // spread over calls
       if (!(open >> slot & 1u)) continue;
       Call& call = calls_[slot];
-      // It leaves the caller's processor before it joins, because it may have to wait for another.
+      // The thread leaves the caller's processor before it joins, because it may have to wait for
+      // another processor.
       caller_processor = call.processor.load(std::memory_order_relaxed);
       if (slept && os::current_processor() == caller_processor &&
           os::avoid_processor(caller_processor))
@@ -209,8 +211,8 @@ class Pool {
 
   // Spins, then sleeps until it is called, perhaps too late for a call. Returns whether it slept.
   // caller_processor: if processors share no cache, Linux may wake a thread on the processor that
-  // wakes it, where it waits for milliseconds behind the caller, though others are idle. So it
-  // sleeps where it cannot.
+  // wakes it, where it waits for milliseconds behind the caller, though others are idle. The thread
+  // therefore sleeps with that processor removed from its affinity mask.
   bool wait_for_calls(int32_t caller_processor) {
     const auto is_open = [&] { return open_.load() != 0; };
     // More spinning threads would take processors from those that work.
@@ -237,7 +239,7 @@ class Pool {
   std::atomic<int32_t> workers_{0}, numbered_{0};
   int32_t max_spinning_ = 0;
   bool prepared_ = false;
-  int64_t retry_ = 0;  // not before this time
+  int64_t retry_ = 0;  // no thread is started before this time
   Call calls_[kMaxCalls];
 };
 

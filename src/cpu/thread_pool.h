@@ -10,7 +10,7 @@ namespace flashattn::cpu {
 // No plan uses more threads.
 constexpr int32_t kMaxThreads = 1024;
 
-// The numbers [0, kMaxThreads) of the threads of one call, each given once.
+// The thread numbers [0, kMaxThreads) of one call, each given once.
 class ThreadNumbers {
  public:
   void clear() {

@@ -29,8 +29,8 @@ FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
       _mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
 }
 
-// With 16 registers compilers load x again for each product, which is no faster than two loads a
-// cycle.
+// Without it compilers, which have 16 registers, load x again for each product, and loads, two a
+// cycle, become the limit.
 FLASHATTN_INLINE void hold(Words& x) { __asm__("" : "+x"(x)); }
 
 FLASHATTN_INLINE bool any(Ints mask) {
@@ -54,7 +54,7 @@ FLASHATTN_INLINE Floats min_keep_nan(Floats x, Floats y) {
       _mm256_min_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 }
 
-// GCC's conversion of a generic vector takes two halves.
+// One conversion of all lanes; GCC converts a generic vector in two halves.
 FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
   return reinterpret_cast<Words>(
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -72,8 +72,9 @@ FLASHATTN_INLINE Floats load_f16(const void* p) {
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 }
 
-// E4M3 in the place of fp16's high bits is the number divided by 2^8, subnormals included. NaN, the
-// largest magnitude, becomes a NaN by setting all bits. The sign is there twice, but for NaN.
+// E4M3's exponent and mantissa in the fields of fp16 are the number divided by 2^8, subnormals
+// included. The arithmetic shift leaves the sign there twice; a mask clears the copy. NaN, the
+// largest magnitude, becomes a NaN of fp16 by setting all bits.
 constexpr float kF8Unit = 256.0f;
 FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));

@@ -53,7 +53,7 @@ FLASHATTN_INLINE Floats reciprocal(Floats x) {
   return r * (2.0f - x * r);
 }
 
-// GCC's conversions of generic vectors take two halves.
+// One conversion of all lanes; GCC converts generic vectors in two halves.
 FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
   return reinterpret_cast<Words>(
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
@@ -71,7 +71,7 @@ FLASHATTN_INLINE Floats load_f16(const void* p) {
       _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
 }
 
-// As in simd/avx2.h.
+// As in simd/avx2.h: E4M3 as fp16, divided by 2^8.
 constexpr float kF8Unit = 256.0f;
 FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -119,9 +119,9 @@ FLASHATTN_INLINE void interleave(Words a, Words b, Words* first, Words* second) 
   *second = reinterpret_cast<Words>(_mm512_permutex2var_epi16(x, high, y));
 }
 
-// vreduceps gives x less the next integer below, and vscalefps takes that integer from x itself: an
-// instruction each. AMD's processors, for which avx512_bf16 is chosen, are faster at rounding to
-// the nearest integer.
+// vreduceps gives x less the next integer below, and vscalefps takes that integer from x itself:
+// one instruction each. AMD's processors, for which avx512_bf16 is chosen, are faster at rounding
+// to the nearest integer.
 #if !defined(__AVX512BF16__) || defined(__AMX_BF16__)
 constexpr bool kExp2FromBelow = true;
 #else
@@ -129,7 +129,7 @@ constexpr bool kExp2FromBelow = false;
 #endif
 
 struct Exp2Power {
-  __mmask16 normal;  // lanes whose 2^x is no subnormal; others become 0
+  __mmask16 normal;  // lanes whose 2^x is at least 2^-126; others become 0
   __m512 whole;
 };
 

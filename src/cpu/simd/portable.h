@@ -19,7 +19,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint64_t Longs __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
-// The same in memory, aligned to an element only. A word may be a pair of 16-bit elements.
+// Unaligned forms in memory, aligned to an element only. A word may be a pair of 16-bit elements.
 typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(2), may_alias));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
@@ -37,7 +37,7 @@ FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x);
 FLASHATTN_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
 FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
 
-// 0, 1, 2, ...
+// Lane n holds n: 0, 1, 2, ...
 template <int... kLane>
 FLASHATTN_INLINE Floats iota_of(std::integer_sequence<int, kLane...>) {
   return Floats{static_cast<float>(kLane)...};
@@ -57,7 +57,7 @@ FLASHATTN_INLINE Words to_bf16(Floats x) {
 
 FLASHATTN_INLINE Floats from_f16(Words bits) {
   const Words magnitude = (bits & 0x7fffu) << 13;
-  // The multiplication moves the exponent's bias and makes subnormals exact.
+  // The multiplication rebases the exponent and makes subnormals exact.
   const Words scaled = as_words(as_floats(magnitude) * splat(0x1p112f));
   const Words special = scaled | 0x7f800000u;
   return as_floats(((bits & 0x7c00u) == 0x7c00u ? special : scaled) | (bits & 0x8000u) << 16);
@@ -79,8 +79,7 @@ FLASHATTN_INLINE Words to_f16(Floats x) {
 
 constexpr float kMaxF8 = 448.0f;
 
-// Rounds to nearest even; what is larger than the largest number, infinity too, becomes that
-// number. A NaN stays a NaN.
+// Rounds to nearest even and saturates, infinity too. A NaN stays a NaN.
 FLASHATTN_INLINE Words to_f8(Floats x) {
   const Words bits = as_words(x), magnitude = bits & 0x7fffffffu;
   const Words normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - 0x3c000000u) >> 20;
@@ -96,7 +95,7 @@ FLASHATTN_INLINE Words to_f8(Floats x) {
 
 constexpr float kMaxI8 = 127.0f;
 
-// Rounds to nearest even; what is larger than kMaxI8, infinity too, becomes that. A NaN becomes 0.
+// Rounds to nearest even and saturates at kMaxI8, infinity too. A NaN becomes 0.
 FLASHATTN_INLINE Words to_i8(Floats x) {
   x = select(x < splat(-kMaxI8), splat(-kMaxI8), select(x > splat(kMaxI8), splat(kMaxI8), x));
   // Adding 1.5 * 2^23 leaves an integer in the low bits.
@@ -107,7 +106,7 @@ namespace portable {
 
 typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
 
-// kWidth numbers of E4M3, each divided by kF8Unit.
+// Loads kWidth numbers of E4M3, each divided by kF8Unit.
 constexpr float kF8Unit = 1.0f;
 FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   Bytes bytes;
@@ -121,13 +120,13 @@ FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   return as_floats(result | (bits & 0x80u) << 24);
 }
 
-// 2 * kWidth of them.
+// Loads 2 * kWidth numbers of E4M3, each divided by kF8Unit.
 FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
   *first = load_f8_units(p);
   *second = load_f8_units(static_cast<const char*>(p) + kWidth);
 }
 
-// kWidth 8-bit integers.
+// Loads kWidth 8-bit integers as fp32.
 FLASHATTN_INLINE Floats load_i8(const void* p) {
   typedef int8_t SignedBytes __attribute__((vector_size(kWidth)));
   SignedBytes bytes;
@@ -141,7 +140,7 @@ FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
   __builtin_memcpy(p, &bytes, kWidth);
 }
 
-// The low halves of the lanes times b.
+// The low halves of the 64-bit lanes of a, times b.
 FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) { return (a & 0xffffffffu) * uint64_t{b}; }
 
 // Keeps x in a register from here on, where compilers would load it again for each product.
@@ -204,8 +203,8 @@ FLASHATTN_INLINE Words pair_bf16(Floats low, Floats high) {
   return to_bf16(low) | to_bf16(high) << 16;
 }
 
-// a and b hold 2 * kWidth halves each. *first: words (a[n], b[n]) of the first kWidth, *second: of
-// the others.
+// a and b hold 2 * kWidth 16-bit elements each. *first receives the words (a[n], b[n]) of the first
+// kWidth, *second those of the others.
 FLASHATTN_INLINE void interleave(Words a, Words b, Words* first, Words* second) {
   uint16_t halves[2][2 * kWidth], pairs[4 * kWidth];
   store_words(reinterpret_cast<uint32_t*>(halves[0]), a);
