@@ -88,16 +88,16 @@ const InstructionSet kInstructionSets[] = {
 
 struct Processor {
   char vendor[13];
-  unsigned backend, model;  // family and model of CPUID; 0: unknown
+  unsigned family, model;  // family and model of CPUID; 0: unknown
 
-  Processor() : vendor{}, backend(0), model(0) {
+  Processor() : vendor{}, family(0), model(0) {
 #if defined(__x86_64__)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(0, &a, &b, &c, &d)) return;
     const unsigned words[3] = {b, d, c};
     std::memcpy(vendor, words, 12);
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
-    backend = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
+    family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
     model = (a >> 4 & 15) | (a >> 12 & 0xf0);
 #endif
   }
@@ -108,7 +108,7 @@ struct Processor {
 // registers pay on every processor that has them so far, whatever model a virtual machine reports.
 struct PreferredIsa {
   const char *name, *vendor;
-  unsigned backend;
+  unsigned family;
 };
 const PreferredIsa kPreferredIsas[] = {
     {"avx512_bf16", "AuthenticAMD", 25},  // Zen 4
@@ -136,7 +136,7 @@ Choice choose() {
   for (const InstructionSet& set : kInstructionSets) {
     // The system is not asked to permit an instruction set that is not used.
     if (is_named || !set.is_supported()) continue;
-    if (!wanted && !is_preferred(set.name, processor.vendor, processor.backend)) {
+    if (!wanted && !is_preferred(set.name, processor.vendor, processor.family)) {
       left_out = &set;
       continue;
     }
@@ -154,8 +154,8 @@ Choice choose() {
   int used = std::snprintf(choice.reason, sizeof choice.reason,
                            "%s is the fastest instruction set of this build on ", best->name);
   used += std::snprintf(choice.reason + used, sizeof choice.reason - static_cast<size_t>(used),
-                        processor.backend ? "processors of family %u, model %u" : "this processor",
-                        processor.backend, processor.model);
+                        processor.family ? "processors of family %u, model %u" : "this processor",
+                        processor.family, processor.model);
   const auto add = [&](const char* format, const char* name) {
     const size_t room = sizeof choice.reason - static_cast<size_t>(used);
     used += std::snprintf(choice.reason + used, room, format, name, name);
@@ -211,12 +211,12 @@ struct MachineDevice {
 
 }  // namespace
 
-bool is_preferred(const char* isa, const char* vendor, unsigned backend) {
+bool is_preferred(const char* isa, const char* vendor, unsigned family) {
   bool listed = false;
   for (const PreferredIsa& fast : kPreferredIsas) {
     if (std::strcmp(fast.name, isa) != 0) continue;
     listed = true;
-    if (std::strcmp(fast.vendor, vendor) == 0 && fast.backend == backend) {
+    if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family) {
       return true;
     }
   }

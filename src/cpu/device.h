@@ -10,8 +10,8 @@ namespace flashattn::cpu {
 const Kernels& machine_kernels();
 
 // Whether an instruction set is the fastest of those that a processor has. The rule depends only on
-// CPUID's vendor and family (`backend`), because virtual machines hide the model.
-bool is_preferred(const char* isa, const char* vendor, unsigned backend);
+// CPUID's vendor and family, because virtual machines hide the model.
+bool is_preferred(const char* isa, const char* vendor, unsigned family);
 
 // Why machine_kernels() were chosen: one clause of a message.
 const char* machine_kernels_reason();
