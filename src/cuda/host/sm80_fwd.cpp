@@ -18,7 +18,7 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
-constexpr int32_t kShortElements = 16384;  // elements of a head of Q or K up to which small CTAs win
+constexpr int32_t kShortElements = 16384;  // elements of Q or K of a head: small CTAs win up to it
 // With few queries, from this many keys in all and per query on, loads of K and V are the bound:
 // calls run on decode kernels.
 constexpr int32_t kDecodeKeys = 512, kDecodeKeysPerQuery = 8;
