@@ -19,9 +19,9 @@ constexpr int kPreprocessSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // row costs as much as some rows.
 template <class O, int kLanes>
 constexpr unsigned kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 5;
-// Sequences of different lengths have so many times as many CTAs, so that long ones end with the
-// others. (Lengths up to twice the mean, D = 128, H200: 117 us with as many CTAs as run at once; 8
-// times as many are not measured.)
+// With sequences of different lengths, this many times as many CTAs are launched, so that long
+// sequences end with the others. (Lengths up to twice the mean, D = 128, H200: 117 us with as many
+// CTAs as run at once; 8 times as many are not measured.)
 constexpr unsigned kUnevenCtas = 8;
 
 // Whether sequences may overlap where Hopper kernels add to dq in order. Overlapping sequences
