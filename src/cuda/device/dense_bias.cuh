@@ -88,7 +88,7 @@ struct DenseBias {
 // The address of the bias of a lane's elements of S^T. Each element is loaded into a word of its
 // own, which is converted when it is added.
 struct DenseBiasColumns {
-  const char* first;      // of the lane's first query and key
+  const char* first;      // element of the lane's first query and key
   int32_t queries, keys;  // left from the lane's first query and key on
 
   static __device__ __forceinline__ DenseBiasColumns of(const DenseBias& bias, int32_t i, int32_t j,

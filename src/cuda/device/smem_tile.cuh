@@ -93,7 +93,7 @@ struct TileCopy {
                     (kRowStep % 8 == 0 || (8 % kRowStep == 0 && !Tile::kHalfLine)),
                 "a step keeps the swizzle");
   static constexpr int kWarpRows =
-      kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // of a warp, per step
+      kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // rows that a warp copies per step
 
   int chunk, row;  // position of the thread's chunk in its first step
   uint32_t to;     // shared-memory address of that chunk

@@ -122,7 +122,7 @@ struct FittedSoftcap {
   const SoftcapPolynomials& fit;
   float outer;      // the softcap, in units of `unit` log2(e)
   float unit;       // scores are in units of `unit` log2(e)
-  float remaining;  // what scores are still to be multiplied with
+  float remaining;  // factor still to be applied to scores
 
   // By the polynomial of degree 5 if its range suffices for the whole warp.
   template <class Layout, int kCount>

@@ -40,7 +40,7 @@ class ForwardKernels final : public ForwardRow {
   // choose() picks one by the numbers of queries and CTAs.
   Kernel deep_, shallow_, rows32_, rows64_, tiny_, small_, medium_, large_;
   bool combine_starts_early_;          // whether the combine kernel may launch early (PDL)
-  ClusterLimits cluster_limits_ = {};  // for deep_
+  ClusterLimits cluster_limits_ = {};  // limits of deep_
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

@@ -39,7 +39,7 @@ class PackedForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   int32_t log2_group_ = 0;
-  std::vector<NamedKernel> kernels_;   // of ascending tile_q
+  std::vector<NamedKernel> kernels_;   // in order of tile_q
   bool combine_starts_early_ = false;  // whether the combine kernel may launch early (PDL)
 };
 

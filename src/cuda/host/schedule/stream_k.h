@@ -14,8 +14,8 @@ namespace flashattn {
 // kernel, backward the last CTA to finish the tile.
 struct StreamK {
   int32_t whole_tiles;         // tiles that are not split; they come first
-  int32_t work_items;          // in all
-  int32_t iterations;          // of all split tiles together
+  int32_t work_items;          // whole tiles and the others
+  int32_t iterations;          // all iterations of the split tiles
   FastDivmod tile_iterations;  // iterations of one tile
   FastDivmod item_iterations;  // iterations of one work item
 

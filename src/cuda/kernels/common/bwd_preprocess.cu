@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
   const int32_t warp = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
-  bool any_large_lse = false;  // of the rows whose lse this lane loads
+  bool any_large_lse = false;  // among the rows whose lse this lane loads
   for (int32_t first = warp * kRows; first < end; first += stride * kRows) {
     const int32_t lane_row = first + lane;
     float lse = -INFINITY, dlse = 0.0f;

@@ -24,7 +24,7 @@ constexpr int kMaxCtas = 16;  // CTAs of a cluster
 struct Control {
   uint64_t barrier;  // counts the bytes of cta_amax
   float warp_amax[kMaxThreads / 32];
-  float cta_amax[kMaxCtas];  // of the CTAs that share a block
+  float cta_amax[kMaxCtas];  // maxima of the CTAs that share a block
 };
 constexpr int kControlBytes = 256;
 static_assert(sizeof(Control) <= kControlBytes, "rows are aligned");

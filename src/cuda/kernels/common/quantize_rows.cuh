@@ -57,8 +57,8 @@ __device__ __forceinline__ double shuffle_xor(double x, int step) {
 
 // The rows of a block that a CTA has, in the order (token, head). Neighbouring lanes have a row.
 struct Part {
-  int64_t token;      // of the first row, from the start of the array
-  int32_t head;       // of the first row
+  int64_t token;      // token of the first row, from the start of the array
+  int32_t head;       // head of the first row
   int32_t rows, own;  // rows of the CTA; this thread's first one
 };
 

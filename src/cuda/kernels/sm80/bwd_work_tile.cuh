@@ -18,7 +18,7 @@ struct alignas(16) Step {
 
 // Row 0 of a sequence for every head.
 struct alignas(16) SequenceRows {
-  char* first;  // of head 0
+  char* first;  // row 0 of head 0
   int64_t head_bytes;
 
   __device__ __forceinline__ char* of(int32_t head) const {

@@ -65,8 +65,8 @@ struct DecodeConfig {
                 "an H100's shared memory holds the CTAs");
 };
 
-// What a warp of a decode kernel works on: the keys of key_group() in each tile, rows from
-// first_row() on, and the columns of K and V of dim_group().
+// A warp of a decode kernel works on the keys of key_group() in each tile, rows from first_row()
+// on, and the columns of K and V of dim_group().
 template <class Config>
 struct DecodeWarp {
   int lane = threadIdx.x % 32, idx = threadIdx.x / 32;

@@ -30,11 +30,11 @@ struct ForwardEntry {
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   bool decodes;
   void (*kernel)(ForwardParams);
-  // This kernel merges splits in clusters; NULL if the entry has none.
+  // The kernel that merges splits in clusters; NULL: the entry has none.
   void (*merging_kernel)(ForwardParams);
   int32_t merging_shared_bytes;
 
-  // Returns the entry of that kernel.
+  // The entry of merging_kernel.
   ForwardEntry merging() const {
     ForwardEntry entry = *this;
     entry.kernel = merging_kernel;
