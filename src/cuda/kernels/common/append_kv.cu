@@ -398,7 +398,7 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
   // The grid's limit. Also, the index of a token one step past the last must not overflow.
   ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
-  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // shares of the units, a thread a unit
+  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // shares of units, a thread a unit
   unsigned split = 1;                                         // CTAs that divide the shares
   if (p.slots == 1 && !(in_place && ctas == 1)) {
     const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);

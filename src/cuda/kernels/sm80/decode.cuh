@@ -1,5 +1,5 @@
 // The portable decode kernel: up to 64 rows, which are queries of one KV head's GQA group; Q in 16
-// bits; K and V in 16 bits or E4M3; masks TREE and PAGES. It takes as long as loading the KV cache
+// bits; K and V in 16 bits or E4M3; all masks but BLOCKS. It takes as long as loading the KV cache
 // does, plus the time from the last load to the last store.
 //
 // Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
