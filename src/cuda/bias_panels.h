@@ -7,9 +7,10 @@
 namespace flashattn::cuda {
 
 constexpr int kBiasPanelRows = 64;
-constexpr int kBiasPanelBytes = kBiasPanelRows * 128;  // the most
+constexpr int kBiasPanelBytes = kBiasPanelRows * 128;  // the most: 128 bytes a row
 
-// The panels that hold kTileKv keys of 64 queries, by the type of the bias.
+// The panels that hold the bias of 64 queries and kTileKv keys. element: bytes of an element of the
+// bias.
 template <int kTileKv>
 struct BiasPanels {
   static_assert(kTileKv == 64 || kTileKv == 128, "TMA rows of 64 or 128 bytes if it is boolean");

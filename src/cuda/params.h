@@ -19,8 +19,8 @@ struct SoftcapPolynomials {
   float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
-// TREE, PAGES: the masks of the caller. With TREE those of the kernel's problem are its hull, see
-// tree_hull().
+// The caller's masks and the bits of TREE. With TREE the kernel's problem has the hull of these
+// masks, see tree_hull().
 struct TreeParams {
   MaskRule rule;
   const uint32_t* bits;
@@ -35,7 +35,7 @@ struct ForwardParams {
   // head r / cta_queries. If queries are few, several query heads of a KV head share a CTA.
   int32_t cta_queries, cta_heads;
   int32_t head_tiles, q_tiles;  // CTAs for the query heads of a KV head; for the queries
-  int32_t max_splits;           // of any sequence
+  int32_t max_splits;           // the most splits of any sequence
   // Heads: (batch, KV head, head tile). Tiles: (Q tile, split).
   L2Swizzle swizzle;
   FastDivmod by_splits, by_head_tiles, by_heads_kv;
@@ -64,8 +64,8 @@ struct ForwardParams {
   }
 };
 
-// Beyond all work items, even after each CTA has asked for some more; twice the number fits 32
-// bits.
+// A work index beyond all work items, even after each CTA has asked for some more; twice the number
+// fits 32 bits.
 constexpr int32_t kNoWork = INT32_MAX / 2 - 0xfffff;
 
 // States of dq_states.
@@ -109,7 +109,8 @@ struct BackwardParams {
   int32_t* dq_first;         // NULL unless ordered
   int32_t* dq_work_counter;  // numbers the tiles of dq that CTAs take to convert
   int32_t dq_ctas, ordered;
-  // Hopper, stream-K: counters of partials that have been stored.
+  // Hopper: counters of stream-K partials that have been stored, and behind them those of the dbias
+  // kernel.
   int32_t* arrived;
   int32_t arrived_count;
   int32_t q_heads_per_kv_head;
@@ -127,7 +128,8 @@ struct BackwardParams {
     return b * layout.batch_stride + h * layout.head_stride + i;
   }
 
-  // The number of Q tiles of one head, and the index of one of them.
+  // head_tiles(): the number of Q tiles of one head, over all sequences. query_tile(): the index of
+  // one.
   FLASHATTN_HD int64_t head_tiles(int32_t rows) const {
     return HeadTiles::of_queries(problem, args.shape, rows).count();
   }

@@ -29,13 +29,14 @@ struct Alibi {
   __device__ __forceinline__ float away(Layout layout, int x) const {
     return distance + static_cast<float>(layout.query(x) - layout.key(x));
   }
-  // The bias of an element, added to a number.
+  // Returns `score` plus the bias of an element.
   template <class Layout>
   __device__ __forceinline__ float add_to(float score, Layout layout, int x) const {
     return fmaf(-slope, fabsf(away(layout, x)), score);
   }
 
-  // factor: not yet applied to the scores. Returns what is left of it.
+  // Multiplies scores by factor, which they still lack, and adds the bias. Returns the factor that
+  // is then still to be applied: 1.
   template <class Layout, int kCount>
   __device__ __forceinline__ float forward(Layout layout, float (&s)[kCount], float factor) const {
 #pragma unroll
@@ -46,7 +47,7 @@ struct Alibi {
     return 1.0f;
   }
 
-  // For scores to which the factor has been applied.
+  // Adds the bias to scores to which the factor has been applied.
   template <class Layout, int kCount>
   __device__ __forceinline__ void add(Layout layout, float (&s)[kCount]) const {
 #pragma unroll
@@ -59,7 +60,7 @@ struct Alibi {
 
 // ALiBi with the slope multiplied into the distance: elements of one diagonal share a bias.
 struct ScaledAlibi {
-  float slope, first;  // of Alibi, and its distance times the slope
+  float slope, first;  // Alibi's slope, and its distance times the slope
 
   // The distance of an element, times the slope.
   template <class Layout>
@@ -68,7 +69,7 @@ struct ScaledAlibi {
   }
 };
 
-// ALiBi of S where all keys lie on one side of all queries: rise * key + first[row].
+// ALiBi of a fragment of S where all keys lie on one side of all queries: rise * key + first[row].
 struct LinearAlibi {
   float rise, first[2];
 

@@ -1,4 +1,4 @@
-// Block masks: which tiles of keys one leaves, and which scores of a tile it hides.
+// Block masks: which KV tiles a mask leaves visible, and which scores of a tile it hides.
 #pragma once
 
 #include "core/score_mod.h"
@@ -13,7 +13,7 @@ struct BlockMask {
   static constexpr ScoreStage kStage = ScoreStage::kMask;
   static constexpr bool kBoundsGrowth = false, kReadsMemory = true;
 
-  const uint8_t* on;  // of query 0; NULL: there is no mask
+  const uint8_t* on;  // mask of query 0; NULL: there is no mask
   int64_t row;
   int32_t block_q, block_kv;
 
@@ -28,7 +28,7 @@ struct BlockMask {
     return !on || on[query / block_q * row + key / block_kv];
   }
 
-  // How it stands to a tile, not empty.
+  // Whether the mask shows all, some or none of a tile. The tile is not empty.
   __device__ __forceinline__ TileKind kind(Interval queries, Interval keys) const {
     if (!on) return TileKind::kFull;
     bool any = false, all = true;
@@ -64,7 +64,8 @@ struct BlockMask {
     static_assert(kMmaN <= 16, "the bits of a word");
     uint32_t bits = 0;
     if (width % 8 == 0) {
-      // No group of columns is torn apart: each lane looks at a quarter of them.
+      // No block border cuts a group of 8 columns: each lane of a quad reads every fourth group's
+      // bit.
 #pragma unroll
       for (int n = 0; n < kMmaN; n += 4) {
         const int32_t group = n + lane % 4, j = first + group * 8;
@@ -82,7 +83,7 @@ struct BlockMask {
   }
 };
 
-// All tiles of keys.
+// All KV tiles: the interface of BlockSparseTiles where there is no block mask.
 struct DenseTiles {
   template <class Params>
   __device__ __forceinline__ explicit DenseTiles(const Params&) {}
@@ -102,17 +103,18 @@ struct DenseTiles {
   __device__ __forceinline__ bool few_left(int32_t, int32_t, int32_t) const { return false; }
 };
 
-// Consecutive tiles of keys, 32 of them, as bits. The queries are in kParts parts.
+// 32 consecutive KV tiles, a bit each. The queries of a Q tile are divided into kParts equal parts.
 template <int kParts>
 struct KvTileWindow {
-  int32_t idx;  // of the window: its tiles are 32 idx to 32 idx + 31
-  // Tiles in which a query of the part sees a key; every query every key.
+  int32_t idx;  // the window's tiles are 32 idx to 32 idx + 31
+  // some: tiles in which a query of the part sees a key. all: tiles in which every query sees every
+  // key.
   uint32_t some[kParts], all[kParts];
 };
 
-// The KV tiles that a block mask does not hide. A look reads the mask of 32 tiles, one a lane: all
-// lanes of a warp call these functions. Each warp looks for itself. kParts: the queries are in so
-// many equal parts, whose tiles are told apart.
+// The KV tiles that a block mask does not hide. A look reads the mask of 32 tiles, one per lane:
+// all lanes of a warp call these functions. Each warp looks for itself. kParts: the queries are
+// divided into this many equal parts, and each part's tiles are known.
 template <class Params, int kTileQ, int kTileKv, int kParts = 1>
 class BlockSparseTiles {
  public:
@@ -158,15 +160,15 @@ class BlockSparseTiles {
     return n;
   }
 
-  // Finds the tile after n, last_visible() below it, before it is asked for.
+  // Finds last_visible() below n in advance, which after() then returns.
   template <class Item>
   __device__ __forceinline__ void look_ahead(const Item& item, int32_t n, int32_t begin) {
     after_ = last_visible(item, n - 1, begin);
   }
   __device__ __forceinline__ int32_t after(int32_t) const { return after_; }
 
-  // Whether the block mask hides nothing of a tile from the queries of part p, and whether it
-  // leaves them a key. n: the tile that was found last.
+  // full(): whether the block mask shows all keys of tile n to all queries of part p. visible():
+  // whether it shows any key to any of them. n: the tile that was found last.
   __device__ __forceinline__ bool full(int32_t n, int p = 0) const {
     return !masked() || (window_.all[p] >> n % 32 & 1);
   }

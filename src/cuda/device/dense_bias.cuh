@@ -46,8 +46,8 @@ struct DenseBias {
     return problem.bias & FLASHATTN_BIAS_DENSE;
   }
 
-  const char* first;  // of query 0 and key 0
-  int64_t row;        // elements
+  const char* first;  // element of query 0 and key 0
+  int64_t row;        // stride of a query, in elements
   int32_t dtype;
 
   static __device__ __forceinline__ DenseBias of(const Problem& problem, const Inputs& in,
@@ -69,8 +69,8 @@ struct DenseBias {
     }
   }
 
-  // A score with a bias. factor: not yet applied to the score. log2e: log2(e) in the units of the
-  // scores.
+  // Returns a score with its bias. factor: still to be applied to the score. log2e: log2(e) in the
+  // units of the scores.
   template <class B>
   static __device__ __forceinline__ float apply(float score, float factor, float bias,
                                                 float log2e) {
@@ -85,11 +85,11 @@ struct DenseBias {
   }
 };
 
-// Where the bias of a lane's elements of S^T lies. They are read as a word each, which is converted
-// when it is added.
+// The address of the bias of a lane's elements of S^T. Each element is loaded into a word of its
+// own, which is converted when it is added.
 struct DenseBiasColumns {
-  const char* first;      // of the lane's first query and key
-  int32_t queries, keys;  // left from there on
+  const char* first;      // element of the lane's first query and key
+  int32_t queries, keys;  // left from the lane's first query and key on
 
   static __device__ __forceinline__ DenseBiasColumns of(const DenseBias& bias, int32_t i, int32_t j,
                                                         int32_t queries, int32_t keys) {
@@ -148,7 +148,7 @@ template <bool kPairs>
 struct DenseBiasTile {
   DenseBias bias;
   int32_t i, j;           // the lane's first query and key
-  int32_t queries, keys;  // left from there on
+  int32_t queries, keys;  // left from the lane's first query and key on
   float log2e;            // in the units of the scores
   bool paired;            // neighbours can be read at once
 
@@ -159,7 +159,7 @@ struct DenseBiasTile {
            reinterpret_cast<uintptr_t>(bias.first) % (2 * dtype_size(bias.dtype)) == 0;
   }
 
-  // factor: not yet applied to the scores. Elements past the last query or key become anything.
+  // factor: still to be applied to the scores. Elements past the last query or key become anything.
   template <int kCount>
   __device__ __forceinline__ float forward(SLayout, float (&s)[kCount], float factor) const {
     DenseBias::with_type(bias.dtype, [&](auto type) {
@@ -180,7 +180,7 @@ struct DenseBiasTile {
     return 1.0f;
   }
 
-  // Where the factor has been applied.
+  // Adds the bias to scores to which the factor has been applied.
   template <class Layout, int kCount>
   __device__ __forceinline__ void add(Layout layout, float (&s)[kCount]) const {
     const DenseBiasColumns columns = DenseBiasColumns::of(bias, i, j, queries, keys);

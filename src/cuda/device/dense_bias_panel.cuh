@@ -9,8 +9,9 @@
 
 namespace flashattn::cuda {
 
-// The base of a kernel's shared memory: the pipeline of the panels, if it has a bias. Each consumer
-// warpgroup has panels of its own. Empty otherwise: other kernels keep their addresses.
+// Base class of a kernel's shared storage: the pipeline of bias panels, if the kernel has a dense
+// bias. Each consumer warpgroup has panels of its own. Empty otherwise, so that other kernels'
+// addresses stay as they are.
 template <bool kHasBias, int kStages, int kConsumers>
 struct BiasPipeline {};
 template <int kStages, int kConsumers>
@@ -18,7 +19,7 @@ struct BiasPipeline<true, kStages, kConsumers> {
   Pipeline<kStages, kConsumers> bias;
 };
 
-// The base of a consumer: the panels so far, if there is a bias.
+// Base class of a consumer: its position in that pipeline, if there is a dense bias.
 template <bool kHasBias, int kStages>
 struct BiasPosition {};
 template <int kStages>
@@ -42,10 +43,10 @@ struct DenseBiasPanels {
   using Geometry = BiasPanels<kTileKv>;
   Panels panels;
   int32_t dtype;
-  int32_t row;  // of the warp in a panel
+  int32_t row;  // the warp's first row in a panel
   int32_t lane;
 
-  // factor: not yet applied to the scores.
+  // factor: still to be applied to the scores.
   template <int kCount>
   __device__ __forceinline__ float forward(SLayout, float (&s)[kCount], float factor) const {
     static_assert(kCount == kTileKv / 2, "a whole tile");
@@ -58,7 +59,7 @@ struct DenseBiasPanels {
   }
 
  private:
-  // Each lane gets its accumulators' place by ldmatrix.
+  // ldmatrix gives each lane the bias of its own accumulators.
   __device__ __forceinline__ void add_16_bit(float (&s)[kTileKv / 2], float factor) const {
 #pragma unroll
     for (int p = 0; p < Geometry::count(2); ++p) {
@@ -99,7 +100,7 @@ struct DenseBiasPanels {
     }
   }
 
-  // A boolean bias. Two lanes read a word, of which each has a half.
+  // A boolean bias: two lanes read the same word, and each uses half of it.
   __device__ __forceinline__ void hide(float (&s)[kTileKv / 2], float factor) const {
     const uint32_t panel = panels.wait(0), first = 0xffu << lane % 2 * 16;
 #pragma unroll
@@ -143,7 +144,7 @@ struct TransposedBiasPanels {
   }
 
  private:
-  // The transpose of ldmatrix gives each lane its accumulators' place.
+  // ldmatrix.trans gives each lane the bias of its own accumulators.
   __device__ __forceinline__ void add_16_bit(float (&s)[kCount], float log2e) const {
     const uint32_t panel = panels.wait(0);
 #pragma unroll
@@ -176,7 +177,7 @@ struct TransposedBiasPanels {
     panels.release(1);
   }
 
-  // A boolean bias: four keys a word.
+  // A boolean bias: a word holds four keys.
   __device__ __forceinline__ void hide(float (&s)[kCount]) const {
     const uint32_t panel = panels.wait(0), mask = 0xffu << lane / 4 % 4 * 8;
 #pragma unroll

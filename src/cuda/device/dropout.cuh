@@ -1,4 +1,4 @@
-// Dropout on sums as mma.sync and WGMMA lay them out.
+// Dropout on accumulator fragments of mma.sync and WGMMA.
 #pragma once
 
 #include "core/philox.h"
@@ -8,15 +8,17 @@
 
 namespace flashattn::cuda {
 
-// The counter of a lane's eight weights of the 16 x 16 tile at (i, j), multiples of 16.
+// The Philox counter for a lane's eight elements of P in the 16 x 16 tile at (i, j), multiples of
+// 16.
 __device__ __forceinline__ PhiloxWords dropout_counter(const DropoutStream& stream, int32_t i,
                                                        int32_t j, int32_t lane) {
   return {{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
            static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}};
 }
 
-// Counters to numbers: word (column half) * 2 + (row half), the even column's in its low half.
-// Several tiles at a time, for one waits for itself.
+// Turns counters into 16-bit random numbers: word (column half) * 2 + (row half) holds the even
+// column's in its low half. Several tiles at a time, as each round of one depends on the round
+// before.
 template <int kCount>
 __device__ __forceinline__ void draw(PhiloxWords (&words)[kCount], const DropoutStream& stream) {
   uint32_t key0 = stream.key0, key1 = stream.key1;
@@ -29,16 +31,16 @@ __device__ __forceinline__ void draw(PhiloxWords (&words)[kCount], const Dropout
   }
 }
 
-// Whether a word's weight is kept, odd: that of the odd column. The number in the high half of a
-// word reaches the threshold if the word is above `limit`, whatever its low half is: no shift. Of
-// threshold 65536, which none reaches, the limit is 2^32 - 1.
+// Whether an element of P is kept. odd: the element of the word's odd column. The number in the
+// high half of a word reaches the threshold if the word is above `limit`, whatever its low half is:
+// no shift. For threshold 65536, which no number reaches, the limit is 2^32 - 1.
 __device__ __forceinline__ bool is_kept(uint32_t word, bool odd, uint32_t threshold) {
   const uint32_t limit = threshold * 65536u - 1;
   return (odd ? word : word << 16) > limit;
 }
 
-// The signs of both halves of a pair, bits 15 and 31: whether their weights are dropped. Other bits
-// are anything. For thresholds below 65536.
+// The signs of a packed pair, bits 15 and 31, say whether its elements of P are dropped; other bits
+// may be anything. For thresholds below 65536.
 __device__ __forceinline__ uint32_t dropout_signs(uint32_t word, uint32_t threshold) {
   const uint32_t least = threshold * 0x10001u;
   // Whether the low 15 bits reach those of the threshold; no half borrows from the other.
@@ -46,7 +48,7 @@ __device__ __forceinline__ uint32_t dropout_signs(uint32_t word, uint32_t thresh
   return (~word & least) | (~(word ^ least) & ~reaches);
 }
 
-// Signs of so many pairs, set in ascending order; kDense: of two in a word.
+// The signs of kPairs packed pairs, set in ascending order. kDense: two pairs share a word.
 template <int kPairs, bool kDense>
 class DropoutSigns {
  public:
@@ -62,10 +64,10 @@ class DropoutSigns {
   uint32_t words_[kDense ? kPairs / 2 : kPairs];
 };
 
-// Calls visit(m, n, half, word) for the random words of all elements of P: those of the pair
+// Calls visit(m, n, half, word) for the random words of all elements of P: the word of the pair
 // [m][n][2 half] and [m][n][2 half + 1], where m counts MMAs of 16 rows. i and j: the first row's
 // and column's index, multiples of 16. kTransposed: rows are keys and columns queries; otherwise
-// the other way round. kAtOnce: tiles.
+// the other way round. kAtOnce: 16 x 16 tiles drawn at once.
 template <int kMmaM, int kMmaN, bool kTransposed, int kAtOnce = 2, class Visit>
 __device__ __forceinline__ void visit_words(const DropoutStream& stream, int32_t i, int32_t j,
                                             int32_t lane, Visit visit) {
@@ -111,7 +113,7 @@ struct Dropout {
     return dropout_keep_scale(threshold);
   }
 
-  // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
+  // Draws the signs of 16 rows from i on and of columns from j on: those of pair 2 n + half.
   template <int kMmaN, bool kTransposed, int kPairs, bool kDense>
   __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
                                              uint32_t threshold, int32_t i, int32_t j,

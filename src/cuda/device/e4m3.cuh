@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda {
 
-// Two numbers, `low` first in memory: to nearest even, and 448 beyond.
+// Converts two numbers, `low` first in memory: rounds to nearest even, and to 448 beyond the range.
 __device__ __forceinline__ uint32_t to_e4m3(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
   const auto convert = [](float x) {

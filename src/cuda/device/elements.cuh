@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_elements(T* to, const float (&x)[kCount]) 
   }
 }
 
-// The one of q, k and v that this CTA works on: those of each follow each other in a grid.
+// The operand (q, k or v) that this CTA works on. In a grid the CTAs of an operand are consecutive.
 template <class Operand>
 __device__ __forceinline__ const Operand& operand_of_cta(const Operand (&operands)[3]) {
   return operands[blockIdx.x >= operands[2].first_cta   ? 2

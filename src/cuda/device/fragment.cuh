@@ -1,4 +1,4 @@
-// Layouts of accumulator fragments: of which query and which key a lane's elements are.
+// Layouts of accumulator fragments: which query and which key a lane's elements belong to.
 //
 // mma.sync and WGMMA lay out their results alike. Of 16 rows a lane has two: element 4 n + 2 h + e
 // is of row lane / 4 + 8 h and column 8 n + 2 (lane % 4) + e. A fragment [n][4] of the portable
@@ -42,7 +42,8 @@ struct StLayout {
     return first_query + x % kElementsPerMma / 4 * 8 + x % 2;
   }
   static FLASHATTN_HD constexpr int key(int x) { return x / kElementsPerMma * 16 + x / 2 % 2 * 8; }
-  // The elements of a fragment of n query by query: what is computed for a query is soon used up.
+  // Element y of a fragment of n elements, one query after the other, so that values computed for a
+  // query are soon used up.
   static FLASHATTN_HD constexpr int by_query(int y, int n) {
     const int of_mma = n < kElementsPerMma ? n : kElementsPerMma, rows = n / of_mma * 2;
     return y % rows / 2 * of_mma + y / rows / 2 * 4 + y % 2 * 2 + y / rows % 2;

@@ -31,14 +31,14 @@ struct IntervalMask {
     visit_hidden<kCount / 4>([&](int n, int e) { s[row.element(2 * n + e)] = -INFINITY; });
   }
 
-  // A mask of the packed pair at `column`, as seen from the lane's first: all bits of the elements
-  // that are shown. count is not negative.
+  // A bit mask for the packed pair at `column`, counted from the lane's first: all ones for
+  // elements that are shown. count is not negative.
   __device__ __forceinline__ uint32_t pair(int32_t column) const {
     const uint32_t offset = static_cast<uint32_t>(column - begin);
     const uint32_t shown = static_cast<uint32_t>(count);
     return (offset < shown ? 0xffffu : 0) | (offset + 1 < shown ? 0xffff0000u : 0);
   }
-  // Zeros what it hides of that pair. It needs a register less.
+  // Zeros the hidden elements of that pair, with one register fewer than pair().
   __device__ __forceinline__ void zero_hidden(uint32_t& packed, int32_t column) const {
     const uint32_t offset = static_cast<uint32_t>(column - begin);
     const uint32_t shown = static_cast<uint32_t>(count);
@@ -62,7 +62,7 @@ class PairMasks {
     }
   }
 
-  // For each eighth column.
+  // column: a multiple of 8, and the one after it.
   __device__ __forceinline__ void zero_hidden(uint32_t& packed, int32_t column) const {
     const uint32_t byte = 8 + column / 8 % 4;
     packed &= ptx::permute_bytes(even_[column / 32], odd_[column / 32],
@@ -76,7 +76,8 @@ class PairMasks {
     return __funnelshift_lc(0, ~0u, max(bit, 0));
   }
 
-  // The sign of a byte: of every eighth column, or of the one behind it.
+  // Signs of bytes. Byte n of word x: whether column 32 x + 8 n (even_), or the one after it
+  // (odd_), is shown.
   uint32_t even_[kWords], odd_[kWords];
 };
 
@@ -92,7 +93,7 @@ struct BitMask {
     }
   }
 
-  // A mask of packed pair n.
+  // A bit mask for packed pair n.
   __device__ __forceinline__ uint32_t pair(int n) const {
     const uint32_t bits = shown >> 2 * n;
     return (bits & 1 ? 0xffffu : 0) | (bits & 2 ? 0xffff0000u : 0);

@@ -77,7 +77,7 @@ __device__ __forceinline__ std::enable_if_t<std::is_same<T, ptx::E4m3>::value> g
       ptx::ldmatrix_x4_trans(b, Tile::advance(b_address, 2 * n) + k * Tile::kBytes);
 #pragma unroll
       for (int chunk = 0; chunk < 2; ++chunk) {
-        uint32_t first[2], second[2];  // of 8 keys each: even columns, odd columns
+        uint32_t first[2], second[2];  // 8 keys each: even columns, odd columns
         f16_of_e4m3<2>(b[2 * chunk], first);
         f16_of_e4m3<2>(b[2 * chunk + 1], second);
 #pragma unroll

@@ -7,20 +7,20 @@
 
 namespace flashattn::cuda {
 
-// As PagedCopy, page numbers are looked up ahead, into words of shared memory that only their own
-// lane reads.
+// As in PagedCopy, each lane looks up its page number ahead, into a word of shared memory that only
+// it reads.
 template <int kThreads, class Tile>
 struct PageRunCopy {
   static constexpr int kChunks = Tile::kChunks;
   static_assert((kChunks & (kChunks - 1)) == 0 && kChunks <= 32, "a warp copies whole rows");
-  static constexpr int kStepRows = 32 / kChunks;  // of a warp
+  static constexpr int kStepRows = 32 / kChunks;  // rows that a warp copies per step
   static constexpr int kWarpRows = Tile::kHeight / (kThreads / 32);
   static_assert(kWarpRows % kStepRows == 0 && kWarpRows <= 32, "each lane looks up one row");
   static constexpr int kSteps = kWarpRows / kStepRows;
   static_assert(kSteps == 1 || kWarpRows % 8 == 0, "a step keeps the swizzle");
   static constexpr int kRun = kWarpRows < 16 ? kWarpRows : 16;
 
-  // Rows that the lane looks up a page number for.
+  // How many consecutive rows share the page number that a lane looks up.
   static __device__ __forceinline__ int run(int32_t page_size) {
     return page_size % kRun == 0 ? kRun : 1;
   }
@@ -32,7 +32,7 @@ struct PageRunCopy {
     return smem_pages + no_hoist(threadIdx.x) * 4;
   }
 
-  // Starts cp.async of the page number. Its group must be complete before load().
+  // Starts cp.async of the page number. This cp.async group must be complete before load().
   static __device__ __forceinline__ void prefetch_page_index(uint32_t smem_pages,
                                                              const PagedRowView& rows,
                                                              PageDivision division, int32_t first,

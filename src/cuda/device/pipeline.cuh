@@ -66,7 +66,7 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
-// Barriers of the stages of a pipeline, in one direction. Alone, it serves where the other
+// The barriers of a pipeline's stages in one direction, full or empty. Used alone where the other
 // direction has barriers of its own. kParts: each stage has so many parts, with a barrier each.
 template <int kStages, int kParts = 1>
 class StageBarriers {

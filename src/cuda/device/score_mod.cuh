@@ -50,9 +50,9 @@ struct ScoreModMembers {
     }
   }
 
-  // Applies the members of one stage. factor: what elements are still to be multiplied with to be
-  // scores; returns what is left of it. make(Type<Member>()): the member, as it stands to the
-  // fragment.
+  // Applies the members of one stage. factor: still to be applied to the elements to make them
+  // scores; returns the factor that remains. make(Type<Member>()): makes the member for the
+  // position of the fragment.
   template <ScoreStage kStage, class Layout, int kCount, class Make>
   static __device__ __forceinline__ float forward_stage(Layout layout, float (&s)[kCount],
                                                         float factor, const Problem& problem,
@@ -68,7 +68,7 @@ struct ScoreModMembers {
   }
 
   // Applies the member of the product stage if it is on, which stage_is_on() says outside of loops.
-  // derivative: of a score by product * scale, 1 before.
+  // derivative: of a score with respect to product * scale; 1 before.
   template <int kCount, class Make>
   static __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
                                                                  float (&derivative)[kCount],
@@ -84,8 +84,8 @@ struct ScoreModMembers {
     (apply(Type<Members>()), ...);
   }
 
-  // Returns the same derivative from the modified product, if all members of the product stage are
-  // on.
+  // Returns that derivative, computed from the modified product, if all members of the product
+  // stage are on.
   static __device__ __forceinline__ float derivative_at(float value) {
     float derivative = 1.0f;
     const auto apply = [&](auto type) {
@@ -123,7 +123,7 @@ struct ScoreModMembers {
     (add(Type<Members>()), ...);
   }
 
-  // Products to scores, but for the factor that it returns.
+  // Turns products into scores, except for the factor that it returns.
   template <class Layout, int kCount, class Make>
   static __device__ __forceinline__ float forward(Layout layout, float (&s)[kCount], float factor,
                                                   const Problem& problem, const Make& make) {
@@ -143,8 +143,8 @@ struct RuntimeChain : ScoreModMembers<true, Members...> {};
 // Every modification that there is.
 using RuntimeScoreMod = RuntimeChain<Softcap, Alibi, DenseBias, BlockMask, TreeMask, Dropout>;
 
-// Makes members of what the problem and its arrays say, for scores in units of kWideUnit log2(e).
-// kExact: to the last digits of fp32.
+// Makes members from the problem and its arrays, for scores in units of kWideUnit log2(e). kExact:
+// to the last digits of fp32.
 template <bool kExact>
 struct WideMembers {
   const Problem& problem;
@@ -152,15 +152,15 @@ struct WideMembers {
   int32_t b, h;
   Lengths len;
   int32_t i, j;       // the lane's first query and key
-  int32_t query_end;  // the first query that does not count
+  int32_t query_end;  // end of the queries that count
 
   // The factor from products to scores; with a softcap, the factor after it.
   static __device__ __forceinline__ float product_factor(const Problem& problem) {
     return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
   }
-  // Whether no bias applies that factor, but scores must have it before they meet their maximum: it
-  // is negative, or a block mask, a tree or hidden pages may leave a row one key, whose weight is
-  // to be exactly 1.
+  // Whether scores must have that factor before their row maximum is taken, though no bias applies
+  // it: the factor is negative, or a block mask, a tree or hidden pages may leave a row one key,
+  // whose P is to be exactly 1.
   static __device__ __forceinline__ bool needs_product(const Problem& problem) {
     return (problem.mask & (FLASHATTN_MASK_BLOCKS | kKeyBitMasks)) ||
            (!Softcap::is_on(problem) && problem.scale < 0);
@@ -196,8 +196,9 @@ struct WideMembers {
   }
 };
 
-// LSE of a row: its base, in units of `unit` log2(e), beside the sum of its weights. One rounding
-// where both nearly cancel; near FLT_MAX, which log2(e) takes past it, the sum adds nothing.
+// LSE of a row. base: in units of `unit` log2(e). sum: of P relative to base. fmaf() rounds once
+// where both terms nearly cancel. Near FLT_MAX, which the change to log2 units would exceed, the
+// sum adds nothing and is left out.
 __device__ __forceinline__ float lse_of(float base, float unit, float sum) {
   const float lse = fmaf(base, unit, log2f(sum)) * kLn2;
   return sum == 0.0f ? -INFINITY : fabsf(lse) < INFINITY ? lse : base * (unit * kLn2);

@@ -4,16 +4,16 @@
 // static constexpr bool kBoundsGrowth: the scores of a row's first tiles tell how large its other
 //   scores can be, so that the softmax may use a fixed base.
 // static constexpr bool kReadsMemory: it reads an array beside Q, K and V.
-// static bool is_on(const Problem&): whether the problem asks for it. Not of a member that is
-//   decided elsewhere: kMask, kWeight.
-// static float derivative_at(float): of a member of kProduct, its derivative where it leaves this
-//   value.
+// static bool is_on(const Problem&): whether the problem asks for it. kMask and kWeight need none:
+//   kernels decide about those.
+// static float derivative_at(float): kProduct only. The member's derivative where its result is
+//   this value.
 //
-// What a kernel makes of a member for the place of a fragment, which may be another type, has
-// functions of the lane's elements of the fragment:
+// For the position of a fragment a kernel makes an object from a member, perhaps of another type.
+// Its functions work on the lane's elements of the fragment:
 //
 // float forward(Layout, float (&s)[n], float factor): kProduct, kBias. Applies the member in the
-//   forward pass. factor: s is still to be multiplied with it; returns what is left of it.
+//   forward pass. factor: still to be applied to s; returns the factor that remains.
 // void add(Layout, float (&s)[n]): kBias. Adds to scores to which the factor has been applied, in
 //   the backward pass.
 // void forward_with_derivative(float (&s)[n], float (&derivative)[n]): kProduct, backward pass.
@@ -28,7 +28,7 @@ namespace flashattn::cuda {
 
 // On what a member works, in this order.
 enum class ScoreStage {
-  kProduct,  // Q K^T, whatever query and key it is of
+  kProduct,  // changes Q K^T, whatever its query and key
   kBias,     // adds to the score of a query and key
   kMask,     // hides scores
   kWeight,   // elements of P

@@ -93,9 +93,9 @@ struct TileCopy {
                     (kRowStep % 8 == 0 || (8 % kRowStep == 0 && !Tile::kHalfLine)),
                 "a step keeps the swizzle");
   static constexpr int kWarpRows =
-      kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // of a warp, per step
+      kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // rows that a warp copies per step
 
-  int chunk, row;  // of this thread's first step
+  int chunk, row;  // position of the thread's chunk in its first step
   uint32_t to;     // shared-memory address of that chunk
 
   __device__ __forceinline__ explicit TileCopy(Tile tile) {
@@ -167,7 +167,7 @@ struct PagedCopy {
            lane % kWarpRows;
   }
 
-  // Starts cp.async of the page number. Its group must be complete before load().
+  // Starts cp.async of the page number. This cp.async group must be complete before load().
   static __device__ __forceinline__ void prefetch_page_index(uint32_t smem_pages,
                                                              const PagedRowView& rows,
                                                              int32_t first, int32_t limit) {
@@ -186,7 +186,7 @@ struct PagedCopy {
     const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + row_of_lane()));
     const Copy copy(tile);
     const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
-    const uint32_t hidden =  // bit n * kWarpRows: of this thread's n-th row
+    const uint32_t hidden =  // bit n * kWarpRows: this thread's n-th row is hidden
         __ballot_sync(~0u, page < 0) >> threadIdx.x % 32 / Copy::kThreadsPerRow;
     // Kernels with large heads have fewer registers to spare.
 #pragma unroll(Copy::kThreadsPerRow > 16 ? 2 : 4)

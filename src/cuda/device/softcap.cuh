@@ -17,17 +17,17 @@ __device__ __forceinline__ float tanh_near_0(float x) {
   return x * fmaf(p, square, 1.0f);
 }
 
-// tanh(x * inner) * outer, tanh(x) as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where
-// some score is far from 0, others need no more.
+// tanh(x * inner) * outer, with tanh(x) as 1 - 2 / (e^2x + 1): an absolute error of 3e-7, which is
+// enough where some score of the warp is far from 0.
 __device__ __forceinline__ float scaled_tanh(float x, float inner, float outer = 1.0f) {
   const float e = ptx::exp2(x * (inner * (2.0f * kLog2E)));
   return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
 }
 
-// The largest magnitude of numbers, of which a NaN has none.
+// The largest magnitude of the numbers; NaN is ignored.
 template <int kCount>
 __device__ __forceinline__ float max_abs(const float (&x)[kCount]) {
-  float largest[8];  // chains: latency
+  float largest[8];  // independent chains hide latency
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     largest[i % 8] = i < 8 ? fabsf(x[i]) : fmaxf(largest[i % 8], fabsf(x[i]));
@@ -56,7 +56,7 @@ struct Softcap {
     return __all_sync(~0u, !(max_abs(s) * fabsf(inner) >= kTanhIsNear0));
   }
 
-  // Products to tanh, which `outer` is left to multiply with.
+  // Turns products into tanh, which is still to be multiplied by `outer`.
   template <int kCount>
   __device__ __forceinline__ void forward(float (&s)[kCount], bool near_0) const {
     if (near_0) {
@@ -80,12 +80,13 @@ struct Softcap {
   }
 };
 
-// Softcap of products of which it is known whether tanh_near_0 serves for all.
+// Softcap where the caller knows whether tanh_near_0 serves for all products.
 struct RangedSoftcap {
   Softcap softcap;
   bool near_0;
 
-  // Products to tanh. derivative: of a score by product * scale; multiplied by that of the softcap.
+  // Turns products into tanh, and multiplies the derivative of the score with respect to product *
+  // scale by the softcap's.
   template <int kCount>
   __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
                                                           float (&derivative)[kCount]) const {
@@ -120,8 +121,8 @@ __device__ __forceinline__ float softcap_quintic_factor(const float (&poly5)[3],
 struct FittedSoftcap {
   const SoftcapPolynomials& fit;
   float outer;      // the softcap, in units of `unit` log2(e)
-  float unit;       // the units of log2(e) of the scores
-  float remaining;  // what scores are still to be multiplied with
+  float unit;       // scores are in units of `unit` log2(e)
+  float remaining;  // factor still to be applied to scores
 
   // By the polynomial of degree 5 if its range suffices for the whole warp.
   template <class Layout, int kCount>

@@ -9,7 +9,7 @@
 
 namespace flashattn::cuda {
 
-// The masks of one sequence.
+// The tree mask of one sequence.
 struct TreeMask {
   static constexpr ScoreStage kStage = ScoreStage::kMask;
   static constexpr bool kBoundsGrowth = false, kReadsMemory = true;
@@ -46,7 +46,7 @@ struct TreeMask {
   }
 };
 
-// PAGES, of one sequence. Queries do not differ.
+// The hidden pages (PAGES) of one sequence, the same for all queries.
 struct PageMask {
   const Problem& problem;
   const Inputs& in;

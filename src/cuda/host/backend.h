@@ -17,7 +17,8 @@ const Backend& cuda_sm90_mla_backend();
 // The portable kernels (mma.sync): Ampere and later.
 const Backend& cuda_sm80_backend();
 
-// Whether the portable backend refuses. Its kernels do the rest of a plan of most Hopper backends.
+// Whether the portable backend refuses the problem. Plans of most Hopper backends also use its
+// kernels.
 bool is_refused_by_portable(const Problem& problem, const Device& device);
 
 // The number of GPUs; 0 without a driver.

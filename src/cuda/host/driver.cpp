@@ -9,7 +9,7 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr unsigned kVersion = 12000;  // of the driver API; no later function is used
+constexpr unsigned kVersion = 12000;  // version of the driver API; no later function is used
 
 // Calls the function. Throws Refused if it fails or is missing.
 template <class... Parameters, class... Arguments>
@@ -38,7 +38,7 @@ DeviceScope::DeviceScope(int32_t device) : before_(nullptr), restore_(nullptr) {
   call("cuCtxGetCurrent", driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent"), &before_);
   CUdevice number;
   call("cuDeviceGet", driver_function<decltype(cuDeviceGet)>("cuDeviceGet"), &number, device);
-  // Never released: the last release would unload the kernels that are loaded there.
+  // The primary context is never released: the last release would unload the kernels loaded there.
   CUcontext primary;
   call("cuDevicePrimaryCtxRetain",
        driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain"), &primary,

@@ -20,8 +20,8 @@ Function* driver_function(const char* name) {
 
 // Makes a device current while the object lives. Throws Refused. Does nothing if the device is
 // current already, perhaps in a context of the caller's. Otherwise the destructor restores the
-// caller's context, or that there was none: cudaSetDevice would create and install primary contexts
-// instead.
+// caller's context, or none if the caller had none; cudaSetDevice would create and install primary
+// contexts instead.
 class DeviceScope {
  public:
   explicit DeviceScope(int32_t device);
@@ -39,9 +39,9 @@ class DeviceScope {
 class PlanContext {
  public:
   explicit PlanContext(int32_t device);
-  // Returns OK if the context is current, or if the thread has none and this is the primary one:
-  // makes it current then, as the runtime would, because functions of the driver do not. An enum
-  // flashattn_status.
+  // Returns OK if the context is current, or if the thread has no context and this is the primary
+  // one, which is then made current: the runtime would do so by itself, driver functions do not.
+  // Returns an enum flashattn_status.
   int32_t make_current() const;
 
  private:

@@ -10,9 +10,9 @@ namespace flashattn::cuda {
 
 template <class Row>
 struct Registration {
-  const char* backends[3];  // whose plans have the row; NULL: no other
-  // Whether plans for a problem of theirs have the row. Sets *why_not, a few words, if not: the row
-  // cannot compute it, or never is the cheapest.
+  const char* backends[3];  // backends whose plans have the row; unused entries are NULL
+  // Whether these backends' plans for the problem have the row. If not, because the row cannot
+  // compute the problem or is never the cheapest, sets *why_not to a few words.
   bool (*supports)(const Problem& problem, const char** why_not);
   // The device is current. Throws Refused.
   std::unique_ptr<const Row> (*make)(const Problem& problem, const Device& device);

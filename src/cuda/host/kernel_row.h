@@ -5,7 +5,7 @@
 
 #include "core/call.h"
 
-struct CUstream_st;  // of CUDA, whose cudaStream_t points to it
+struct CUstream_st;  // CUDA's type; cudaStream_t is a pointer to it
 
 namespace flashattn::cuda {
 
@@ -32,17 +32,17 @@ class KernelRow {
   virtual bool supports(const Shape& shape, const char** why_not) const = 0;
 
   // Whether the row can run a call with these arrays, of a shape that it supports. Plans describe
-  // the kernel of calls that it can.
+  // the kernel of calls that the row accepts.
   virtual bool accepts(const Args&) const { return true; }
 
   // The expected time of a shape that the row supports.
   virtual RowCost cost(const Shape& shape) const = 0;
 
-  // Bytes; never decreases with the shape, whether or not the row runs it.
+  // The workspace in bytes. Never decreases as the shape grows, whether or not the row supports it.
   virtual int64_t workspace(const Shape& shape) const = 0;
 
-  // Fills what describe_kernel() fills, and splits. Returns why the row uses this kernel: the rest
-  // of `why`.
+  // Fills the properties that describe_kernel() fills, and splits. Returns why the row uses this
+  // kernel: the end of plan_info's `why`, after title().
   virtual std::string describe(const Shape& shape, flashattn_plan_properties* properties) const = 0;
 
   // The device and the plan's context are current. Returns an enum flashattn_status.

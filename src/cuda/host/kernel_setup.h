@@ -91,7 +91,7 @@ int32_t make_current(int32_t device, const PlanContext& context);
 // the GPU.
 using WorkspaceAllocator = BasicBumpAllocator<128>;
 
-// The workspace for one array.
+// Bytes of workspace for one array of `count` elements.
 template <class T>
 int64_t workspace_of(int64_t count) {
   WorkspaceAllocator memory(nullptr);

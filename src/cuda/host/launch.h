@@ -36,19 +36,19 @@ cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int sh
   return launch_with(false, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
-// Launches with programmatic dependent launch. CTAs may start as soon as those of the previous
-// kernel have called ptx::griddep_launch_dependents() or ended. They must call ptx::griddep_wait()
-// before they use its results, except results that it releases and they acquire by a flag that
-// carries the launch's stamp; without the stamp they could see a flag of an earlier launch. At
-// least one thread must call griddep_wait(), because whoever waits for this kernel also waits for
-// the kernels before it.
+// Launches with programmatic dependent launch (PDL). CTAs may start as soon as all CTAs of the
+// previous kernel have called ptx::griddep_launch_dependents() or ended. CTAs must call
+// ptx::griddep_wait() before they use the previous kernel's results, except results that it
+// publishes by a release-acquire flag which carries the launch's stamp; without the stamp they
+// could see a flag of an earlier launch. At least one thread must call griddep_wait(), because
+// whoever waits for this kernel also waits for the kernels before it.
 template <class Params>
 cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                        const Params& params, cudaStream_t stream, int cluster = 1) {
   return launch_with(true, kernel, grid, threads, shared_bytes, params, stream, cluster);
 }
 
-// The clusters of so many CTAs that the device runs at once; 0 where it has none of that size.
+// How many clusters of `cluster` CTAs the device runs at once; 0: it has no clusters of that size.
 inline int active_clusters(const void* kernel, int cluster, int threads, int shared_bytes) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -32,7 +32,7 @@ class CudaLauncher final : public Launcher {
   int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
  private:
-  // The text, kept as long as the launcher lives.
+  // Returns a copy of the text that lives as long as the launcher.
   const char* keep(std::string text) const;
 
   const Problem problem_;

@@ -18,14 +18,14 @@ namespace flashattn::cuda {
 template <class Row>
 struct PlanRows {
   std::vector<std::unique_ptr<const Row>> rows;
-  std::string passed_over;  // why a preferred backend or row does not serve; empty: none is
+  std::string passed_over;  // why a preferred backend or row was passed over; empty: none was
   size_t own = 0;           // rows that are the backend's own; they come first
-  bool forced = false;      // FLASHATTN_BACKEND asks for the cheapest of those
+  bool forced = false;      // FLASHATTN_BACKEND asks for the cheapest of the backend's own rows
 
   void make(Registry<Row> registry, const char* backend, const std::string& backend_passed_over,
             const Problem& problem, const Device& device);
-  // The cheapest row. args: of a call, NULL: of any. *why, unless NULL: why it is not the first,
-  // NULL if it is.
+  // The cheapest row that supports the shape and accepts args; args NULL: any arrays. *why, unless
+  // why is NULL: why this is not the first row; NULL if it is.
   const Row& choose(const Shape& shape, const typename Row::Arguments* args,
                     const char** why = nullptr) const;
   int64_t workspace(const Shape& shape) const;

@@ -10,8 +10,8 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
-// Large heads, and with little shared memory those from 192 on, have kernels for any score
-// modification alone.
+// Large heads, and heads from 192 on where shared memory is small, have only the kernel that takes
+// any score modification at run time.
 const BackwardEntry* main_entry(const Problem& p, int32_t shared_memory) {
   const auto entry = [&](bool modified) {
     return find(backward_table(), shared_memory,

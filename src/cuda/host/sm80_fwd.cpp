@@ -18,23 +18,25 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
-constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
-// From so many keys on, and so many a query, calls with few queries wait for K and V: they decode.
+constexpr int32_t kShortElements = 16384;  // elements of Q or K of a head: small CTAs win up to it
+// With few queries, from this many keys in all and per query on, loads of K and V are the bound:
+// calls run on decode kernels.
 constexpr int32_t kDecodeKeys = 512, kDecodeKeysPerQuery = 8;
-// From so many keys of E4M3 on, splits have enough tiles of the deep pipeline; not measured.
+// From this many E4M3 keys on, splits have enough tiles for the deep pipeline; not measured.
 constexpr int32_t kDeepF8Keys = 4096;
 constexpr int64_t kDecodeRowTiles = 2;  // the most row tiles of a KV head that load K and V each
 
-// Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
-// from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
+// fp32 runs on the kernels for modified scores, which multiply as 3xTF32, also with a backward
+// pass, whose P must come from the same scores as lse, and with a sink, which may exceed all of P:
+// 3xFP16 would lose P's digits.
 bool wants_modified(const Problem& p) {
   return modifications(p) != 0 || !has_plain_kernels(p) ||
          (p.dtype == FLASHATTN_DTYPE_F32 &&
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-// Decode kernels have trees and hidden pages, other kernels for scores that are only scaled have
-// not. Those decode kernels that modify scores serve for scores that are only scaled, too.
+// TREE and PAGES are masks of decode kernels; other kernels for plain scores lack them. Decode
+// kernels for modified scores also take plain scores.
 const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
   Problem without_bits = p;
   without_bits.mask &= ~kKeyBitMasks;
@@ -56,8 +58,8 @@ std::string kernel_name(const ForwardEntry& e) {
   return forward_name("sm80", e) + (e.decodes ? "_decode" : "") + (e.modified ? "_modified" : "");
 }
 
-// Sets the kernel up that merges in clusters. Asks the driver once for each device and kernel how
-// many run at once. Throws Refused.
+// Sets up the kernel that merges in clusters. Asks the driver once per device and kernel how many
+// clusters run at once. Throws Refused.
 ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
   static std::mutex mutex;
   static std::map<std::pair<int32_t, const ForwardEntry*>, ClusterLimits> known;
@@ -65,7 +67,7 @@ ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
   const void* const kernel = reinterpret_cast<const void*>(merging.kernel);
   cudaFuncAttributes attributes{};
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-  // Code from older PTX knows no clusters.
+  // Code compiled from older PTX cannot run in clusters.
   if (attributes.ptxVersion < 90 || merging.shared_bytes > device.properties.shared_memory)
     return {};
   make_ready(merging, device.properties.multiprocessors);
@@ -204,8 +206,8 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
   const bool is_decode = choice.entry->decodes;
-  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight; four or eight warps
-  // do not convert E4M3 as fast as it comes.
+  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight. E4M3 takes two:
+  // four or eight warps convert it more slowly than it arrives.
   const int64_t one_wave = problem_.has_f8_cache()
                                ? std::min<int64_t>(2 * multiprocessors_, choice.resident)
                                : multiprocessors_;
@@ -231,7 +233,7 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
   const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
   const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1);
-  // The CTAs of a cluster follow each other: every group is one head.
+  // The CTAs of a cluster are consecutive, so that every L2 group is one head.
   p.swizzle = p.log2_cluster > 0
                   ? L2Swizzle::of(p.work_heads(), tiles, 1)
                   : L2Swizzle::of(p.work_heads(), tiles, fitting, L2Swizzle::even_end(ctas, tiles));
@@ -270,7 +272,8 @@ std::string ForwardKernels::describe(const Shape& shape,
   const Kernel& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
-  // Splits are multiples of split.step, so the longest sequence may have fewer than were asked for.
+  // Split lengths are multiples of split.step, so the longest sequence may have fewer splits than
+  // were asked for.
   properties->splits = split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   if (p.log2_cluster == 0) return choice.why;
   properties->shared_memory = choice.kernel.entry->merging_shared_bytes;

@@ -37,10 +37,10 @@ class ForwardKernels final : public ForwardRow {
   const Problem problem_;
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
-  // By the number of queries and CTAs.
+  // choose() picks one by the numbers of queries and CTAs.
   Kernel deep_, shallow_, rows32_, rows64_, tiny_, small_, medium_, large_;
   bool combine_starts_early_;          // whether the combine kernel may launch early (PDL)
-  ClusterLimits cluster_limits_ = {};  // of the deep kernel
+  ClusterLimits cluster_limits_ = {};  // limits of deep_
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

@@ -178,9 +178,9 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
 bool BackwardKernels::adds_dbias(const BackwardArgs& args) const {
   if (!can_add_dbias(*main_.choice.entry) || !args.dbias) return false;
   if (hopper_dbias_.accepts(args) && (ordered() || hopper_dbias_.beats_adding())) return false;
-  // A sequence's own gradient ends where it does: nothing beside it may be cleared.
+  // dbias of a sequence ends where the sequence does: nothing beside it may be cleared.
   if (problem_.layout != 0 || args.inputs.lens_q || args.inputs.lens_kv) return false;
-  // Too many tiles add to the sums over queries. Offsets in a tile have 32 bits.
+  // With a sum over queries, too many tiles would add to it. Offsets in a tile have 32 bits.
   if (args.dbias_stride_row == 0 || args.dbias_stride_row > INT32_MAX / 64) return false;
   const bool sums = (args.dbias_stride_batch == 0 && args.shape.batch > 1) ||
                     (args.dbias_stride_head == 0 && problem_.heads_q > 1);
@@ -443,7 +443,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   if (sums_dbias) {
     if (const int32_t status = hopper_dbias_.launch(p, stream)) return status;
   }
-  if (p.adds_dbias || sums_dbias) p.common.args.dbias = nullptr;  // it is made
+  if (p.adds_dbias || sums_dbias) p.common.args.dbias = nullptr;  // dbias_ need not make it
   return dbias_.launch_with_dsink(p.common, stream);
 }
 

@@ -41,7 +41,7 @@ class BackwardKernels final : public BackwardRow {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
   const Kernel& choose(const Shape& shape) const;
-  // The heads that the first KV tiles of all CTAs need.
+  // The number of query heads that the first KV tiles of all CTAs need.
   int64_t first_heads(const L2Swizzle& swizzle) const;
   // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,

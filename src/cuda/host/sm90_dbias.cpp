@@ -55,13 +55,13 @@ bool DbiasKernel::accepts(const BackwardArgs& args) const {
 }
 
 bool DbiasKernel::beats_adding() const {
-  constexpr int32_t kSmallDim = 32;  // measured on an H200; a mask hides tiles, which it computes
+  constexpr int32_t kSmallDim = 32;  // measured on an H200; this kernel computes masked tiles, too
   return entry_ && problem_.mask == 0 && std::max(problem_.dim_qk, problem_.dim_v) > kSmallDim;
 }
 
 int32_t DbiasKernel::counters() const {
-  // Each warp of a tile has one, for as many tiles as there are multiprocessors, which is more than
-  // are split; one more counts the CTAs that have started.
+  // One for each warp of a split tile, of which there are fewer than multiprocessors; one more
+  // counts the CTAs that have started.
   return entry_ ? multiprocessors_ * entry_->consumers * 4 + 1 : 0;
 }
 
@@ -71,7 +71,7 @@ int32_t DbiasKernel::launch(BackwardParams p, cudaStream_t stream) const {
                         ceil_div(args.shape.seqlen_kv, entry_->tile_kv) *
                         (args.dbias_stride_head == 0 ? 1 : problem_.heads_q) *
                         (args.dbias_stride_batch == 0 ? 1 : args.shape.batch);
-  // Strides of a grid are added to the index of a tile.
+  // CTAs add the size of the grid to the index of a tile, which must not overflow.
   if (tiles > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "dbias",
                 "dbias has %" PRId64 " tiles of %d x %d, above 2^30; split the batch", tiles,

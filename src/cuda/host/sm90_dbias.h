@@ -6,27 +6,29 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Whether the kernel takes BackwardParams::adds_dbias. Those in clusters lack registers for it.
+// Whether the backward kernel can add up dbias itself, see BackwardParams::adds_dbias. Kernels in
+// clusters lack the registers.
 inline bool can_add_dbias(const BackwardEntry& entry) {
   return entry.score_mod == ScoreModKind::kDenseBias && entry.cluster_size == 1;
 }
 
 class DbiasKernel {
  public:
-  // backward: the row's kernel, whose tensor maps and row statistics it takes.
+  // backward: the row's backward kernel, whose tensor maps and row statistics this kernel uses.
   DbiasKernel(const Problem& problem, const Device& device, const BackwardEntry& backward);
 
-  // Whether it makes dbias of a call: it does not sum over queries, and the bias is the same for
-  // all that is summed.
+  // Whether this kernel makes dbias of the call: dbias is not a sum over queries, and the bias is
+  // the same for all that dbias sums.
   bool accepts(const BackwardArgs& args) const;
 
-  // Whether it is faster than a backward kernel that adds up dbias itself, in any order.
+  // Whether this kernel is faster than a backward kernel that adds up dbias itself, in any order.
   bool beats_adding() const;
 
-  // The int32 counters that must be 0 before the launch.
+  // The number of int32 counters that must be 0 before the launch.
   int32_t counters() const;
 
-  // p: parameters of the backward kernel. The last counters() of its arrived_count are this one's.
+  // p: parameters of the backward kernel. The last counters() of its arrived_count are this
+  // kernel's.
   int32_t launch(BackwardParams p, cudaStream_t stream) const;
 
  private:

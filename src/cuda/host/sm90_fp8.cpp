@@ -15,7 +15,8 @@ ScoreModKind score_mod_of(const Problem& p) {
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 
-// The smallest head that fits; NULL: none does. dtype_o F32 and F8E4M3 are matters of the epilogue.
+// The kernel for the smallest head that fits; NULL: none fits. With dtype_o F32 and F8E4M3 it is
+// the BF16 kernel: the epilogue converts.
 const ForwardEntry* find(const Problem& p) {
   const int32_t dtype =
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;

@@ -7,7 +7,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// The type of o and its gradient, which the kernels then read in place, or that of the gradients.
+// The 16-bit type is that of o and dO, which the kernels then read in place, or that of the
+// gradients.
 Problem Fp8BackwardRow::in_16_bits(const Problem& problem) {
   const auto is_16_bits = [](int32_t dtype) {
     return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;

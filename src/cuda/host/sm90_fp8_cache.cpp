@@ -13,10 +13,10 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-// The copies take at most so much memory. Their keys are bounded by the longest sequence, so that
-// all of many sequences would ask for more than most caches have.
+// The most memory that the copies take. Each sequence's copy has room for the longest sequence, so
+// that copies of many sequences at once would take more memory than most caches.
 constexpr int64_t kMostCopyBytes = int64_t{4} << 30;
-constexpr int32_t kMostTurns = 64;  // with more, small launches would take longer than they compute
+constexpr int32_t kMostTurns = 64;  // with more, launch overhead would exceed the computation
 
 // The copies lie as (batch, seqlen_kv, heads_kv, dim) also where the cache is paged.
 Problem with_copies(const Problem& problem) {
@@ -38,7 +38,7 @@ void advance(const T** array, int64_t elements) {
   if (*array) *array += elements;
 }
 
-// A call of `count` sequences of a call, from `first` on. K and V are not packed.
+// The arguments for `count` of the call's sequences, from `first` on. K and V are not packed.
 ForwardArgs sequences(const Problem& problem, ForwardArgs args, int64_t first, int32_t count) {
   Inputs& in = args.inputs;
   args.shape.batch = count;
@@ -97,7 +97,8 @@ Fp8CacheRow::Fp8CacheRow(const Problem& problem, const Device& device)
 
 int32_t Fp8CacheRow::sequences_at_once(const Shape& shape) const {
   if (copies(shape, nullptr).bytes <= most_bytes_) return shape.batch;
-  // Packed keys of a sequence begin where the device knows; dropout counts the sequences.
+  // Where a sequence's packed keys begin, only the device knows; dropout depends on the index of a
+  // sequence.
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) || problem_.dropout_threshold() != 0)
     return 0;
   Shape part = shape;
@@ -110,8 +111,8 @@ int32_t Fp8CacheRow::sequences_at_once(const Shape& shape) const {
 
 bool Fp8CacheRow::pays(int64_t queries) const {
   // Measured on an H200: converting a key takes as long as the E4M3 kernels take for some 100 rows
-  // of its KV head; a Hopper tile of 64 queries of a head, where heads are not packed, as long as
-  // for 16.
+  // of its KV head. Where heads are not packed, a Hopper tile of 64 queries of a head takes as long
+  // as 16 such rows.
   constexpr int64_t kConversionRows = 100, kTileQ = 64, kTileRows = 16;
   const int64_t group = problem_.q_heads_per_kv_head();
   const int64_t tiles = packs_heads_ ? 0 : ceil_div(queries, kTileQ) * group;
@@ -148,7 +149,8 @@ Fp8CacheRow::Copies Fp8CacheRow::copies(const Shape& shape, void* base) const {
 }
 
 int64_t Fp8CacheRow::workspace(const Shape& shape) const {
-  // Sequences take turns, or it is that of smaller shapes, whose copies are small enough.
+  // If not all copies fit in most_bytes_, sequences take turns, or only smaller shapes run on this
+  // row.
   if (!forced_ && !pays(shape.seqlen_q)) return 0;
   return std::min(copies(shape, nullptr).bytes, most_bytes_) + rows_.workspace(shape);
 }

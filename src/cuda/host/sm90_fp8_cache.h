@@ -31,8 +31,8 @@ class Fp8CacheRow final : public ForwardRow {
     int64_t bytes;
   };
   Copies copies(const Shape& shape, void* base) const;
-  // How many sequences are converted and computed at a time: all, where they cannot be taken in
-  // turns. 0: the copies of one do not fit.
+  // How many sequences are converted and computed at a time. 0: the row cannot run the shape,
+  // because not all copies fit and sequences cannot take turns, or would take too many.
   int32_t sequences_at_once(const Shape& shape) const;
   int32_t launch_sequences(const ForwardArgs& args, void* workspace, cudaStream_t stream) const;
   // Whether the copies pay for sequences of so many queries.
@@ -42,7 +42,7 @@ class Fp8CacheRow final : public ForwardRow {
   const bool forced_;       // FLASHATTN_BACKEND asks for the row
   const bool packs_heads_;  // the 16-bit kernels may pack query heads
   PlanRows<ForwardRow> rows_;
-  int64_t most_bytes_;  // of copies
+  int64_t most_bytes_;  // limit of the copies
 };
 
 }  // namespace flashattn::cuda::sm90

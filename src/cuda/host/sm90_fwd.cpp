@@ -21,7 +21,7 @@ constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack h
 }  // namespace
 
 ScoreModKind score_mod_of(const Problem& p) {
-  // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
+  // With o in fp32 the P of a row's only key must be exactly 1, which only run-time kernels ensure.
   if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
     return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p)) return ScoreModKind::kRuntime;
@@ -139,7 +139,7 @@ const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      
                                       "_dropout", "_block_mask", "_dense_bias", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
-  // Kernels for plain scores, with packed heads, take bits of keys.
+  // kModKeyBits: kernels for plain scores, with packed heads, take TREE.
   constexpr uint32_t kHaveKernels =
       kModSoftcap | kModAlibi | kModDropout | kModNegativeScale | kModKeyBits;
   return (modifications(p) & ~kHaveKernels) != 0 || p.dropout_threshold() > UINT16_MAX;
@@ -163,7 +163,7 @@ bool accepts_bias(const Problem& problem, const Inputs& in) {
 bool ForwardKernels::supports_dense_bias(const Problem& p, const char** why_not) {
   *why_not = "";  // the runtime kernels say why
   const Table<ForwardEntry> table = forward_table();
-  // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
+  // With o in fp32 the P of a row's only key must be exactly 1, which only run-time kernels ensure.
   return has_dense_bias_alone(p) && p.dtype_kv == p.dtype && p.dtype_o != FLASHATTN_DTYPE_F32 &&
          std::any_of(table.begin(), table.end(),
                      [&](const ForwardEntry* e) { return takes(*e, p, ScoreModKind::kDenseBias); });
@@ -187,7 +187,7 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device, Sco
     }
     kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
   }
-  // The last has the smallest tiles.
+  // The last kernel has the smallest tiles; it always stays.
   if (kind == ScoreModKind::kBlockMask && !kernels_.empty()) {
     const auto last = kernels_.end() - 1;
     kernels_.erase(std::remove_if(kernels_.begin(), last,

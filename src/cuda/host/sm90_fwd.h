@@ -35,8 +35,9 @@ class ForwardKernels final : public ForwardRow {
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
-  // Whether a tile for each query head is faster than tiles of the portable kernels, which pack the
-  // few queries of all heads of a KV head, and their many keys are not to be split.
+  // Whether a Q tile for each query head is faster than tiles of the portable kernels, which pack
+  // the few queries of all heads of a KV head. Only with many keys, and heads enough to fill the
+  // device without splits.
   bool beats_packed_heads(const Shape& shape) const;
   // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
@@ -52,8 +53,8 @@ class ForwardKernels final : public ForwardRow {
 // The score modification whose kernels compute a problem.
 ScoreModKind score_mod_of(const Problem& problem);
 
-// Fills the parameters of a call, but for the tile counter. They are 0 before, or have packed heads
-// and their swizzle. l2_bytes: see usable_l2_bytes(). Returns an enum flashattn_status.
+// Fills the parameters of a call, except the tile counter. They must be 0 before, except packed
+// heads and their swizzle. l2_bytes: see usable_l2_bytes(). Returns an enum flashattn_status.
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
                             const ReadyKernel<ForwardEntry>& kernel, int64_t l2_bytes,
                             const SoftcapPolynomials& softcap, ForwardParams* params);

@@ -14,7 +14,7 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-constexpr int64_t kMaxRows = 1 << 30;  // of a KV head of a sequence; rows are counted in 32 bits
+constexpr int64_t kMaxRows = 1 << 30;       // per KV head of a sequence; row indices have 32 bits
 constexpr int64_t kMostRecordBytes = 1024;  // arrays that lie further apart are not prefetched
 constexpr int32_t kLeastBoxRows = 8;  // TMA boxes of fewer rows are slower than copies by threads
 
@@ -28,8 +28,8 @@ const MlaEntry* find(const Problem& p) {
   return nullptr;
 }
 
-// Whether each stride of an array with elements of `size` bytes is as many bytes as that of v,
-// which has elements of one.
+// Whether the strides of t, whose elements have `size` bytes, are in bytes those of v, whose
+// elements have one byte.
 bool lies_with_v(const flashattn_tensor& t, int32_t size, const flashattn_tensor& v) {
   return t.stride_batch * size == v.stride_batch && t.stride_head * size == v.stride_head &&
          t.stride_seq * size == v.stride_seq;
@@ -40,7 +40,7 @@ int64_t bytes_between(const flashattn_tensor& from, const flashattn_tensor& to) 
                               reinterpret_cast<uintptr_t>(from.data));
 }
 
-// K and V of LATENT_KV.
+// With LATENT_KV: sets where k and descales lie in the record of a token, relative to v.
 int32_t set_records(const ForwardArgs& args, const MlaEntry& entry, MlaParams* p) {
   const flashattn_tensor &v = args.inputs.v, &k = args.inputs.k, &descales = args.descale_latent;
   if (!lies_with_v(k, 2, v) || !lies_with_v(descales, 4, v)) {

@@ -25,7 +25,7 @@ class MlaKernels final : public ForwardRow {
  private:
   // All parameters except the arguments, the workspace and the tensor map.
   MlaParams grid(const Shape& shape) const;
-  int64_t rows(const Shape& shape) const;  // of the longest sequence's KV head
+  int64_t rows(const Shape& shape) const;  // rows of a KV head of the longest sequence
   int64_t ctas(const MlaParams& params, const Shape& shape) const;
 
   const Problem problem_;

@@ -14,7 +14,7 @@
 namespace flashattn {
 namespace {
 
-// Trees and hidden pages only hide keys.
+// TREE and PAGES only hide keys; they do not modify scores.
 bool has_modified_scores(const Problem& p) { return (modifications(p) & ~kModKeyBits) != 0; }
 
 // Whether the portable kernels refuse what this backend leaves to them. They know no LATENT_KV, and

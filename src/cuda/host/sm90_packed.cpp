@@ -9,7 +9,7 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 constexpr int32_t kMostGroup = 64;      // query heads of a KV head: a warpgroup's rows
-constexpr int64_t kMostRows = 1 << 30;  // of a KV head of a sequence; rows are counted in 32 bits
+constexpr int64_t kMostRows = 1 << 30;  // per KV head of a sequence; row indices have 32 bits
 
 const ForwardEntry* find(const Problem& p) {
   for (const ForwardEntry* e : packed_forward_table()) {
@@ -22,7 +22,8 @@ const ForwardEntry* find(const Problem& p) {
 
 bool PackedForwardKernels::supports_problem(const Problem& p, const char** why_not) {
   *why_not = "";  // the other Hopper kernels say why
-  // In fp32 o shows whether the weight of the only key that a tree's bits show is exactly 1.
+  // With o in fp32 the P of the only key that a tree shows must be exactly 1, which this kernel
+  // does not ensure.
   const bool shows_weights = p.has_mask(FLASHATTN_MASK_TREE) && p.dtype_o == FLASHATTN_DTYPE_F32;
   return p.dtype_kv == p.dtype && score_mod_of(p) == ScoreModKind::kPlain && !shows_weights &&
          !p.has_mask(FLASHATTN_MASK_PAGES) && p.q_heads_per_kv_head() <= kMostGroup &&
@@ -54,12 +55,12 @@ bool PackedForwardKernels::supports(const Shape& shape, const char** why_not) co
 
 RowCost PackedForwardKernels::cost(const Shape& shape) const {
   constexpr RowCost kPays{0.5, nullptr};
-  // The decode kernels are as fast up to so many rows; few keys are not worth a second kernel.
+  // Decode kernels are as fast up to kDecodeRows; with few keys the combine kernel does not pay.
   constexpr int64_t kDecodeRows = 16, kManyKeys = 1024, kKeysToSplit = 2048;
   constexpr int64_t kTileQ = 64;  // queries that fill a tile of one head
   // Q tiles of the plain kernels for long sequences. Where one wave of them leaves more than a
   // quarter of the device idle, smaller tiles are faster, unless a causal mask makes most of the
-  // tiles short. H200, 512 queries of 32 heads beside 64k keys: 901 and 746 us.
+  // tiles short. H200, 512 queries of 32 heads, 64k keys: 901 us plain, 746 us packed.
   constexpr int64_t kPlainTileQ = 192, kKeysOfQuery = 4;
   const int64_t group = problem_.q_heads_per_kv_head();
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;

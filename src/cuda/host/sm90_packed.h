@@ -25,9 +25,10 @@ class PackedForwardKernels final : public ForwardRow {
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
-  // The one of the least warpgroups that takes all rows of a KV head, or the largest.
+  // The kernel with the fewest warpgroups whose tile takes all rows of a KV head; if none does, the
+  // largest.
   const NamedKernel& choose(const Shape& shape) const;
-  // Rows of a KV head of a sequence, with those of heads that the group lacks.
+  // Rows of a KV head of a sequence, with its query heads rounded up to a power of two.
   int64_t rows(const Shape& shape) const;
   PackedTiling packed_tiling(const ReadyKernel<ForwardEntry>& kernel) const;
   // The packed heads of a shape, without their arrays; *swizzle: the order of work tiles.
@@ -38,7 +39,7 @@ class PackedForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   int32_t log2_group_ = 0;
-  std::vector<NamedKernel> kernels_;   // of ascending tile_q
+  std::vector<NamedKernel> kernels_;   // in order of tile_q
   bool combine_starts_early_ = false;  // whether the combine kernel may launch early (PDL)
 };
 

@@ -7,8 +7,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Tiles are equal without a mask and with equal lengths. Which of them are split depends on the
-// batch. The combine kernel writes no E4M3.
+// Stream-K needs equal tiles: no mask, equal lengths. It breaks BATCH_INVARIANT, because the batch
+// decides which tiles are split, and the combine kernel writes no E4M3.
 ForwardStreamK::ForwardStreamK(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),

@@ -11,7 +11,7 @@ class ForwardStreamK {
  public:
   ForwardStreamK(const Problem& problem, const Device& device);
 
-  // Turns it off where a row would need more than workspace_limit; bytes: what it needs at most.
+  // Turns stream-K off if `bytes`, the largest workspace of the row, exceeds workspace_limit.
   void keep_within_limit(int64_t bytes);
 
   // The work items of a shape, if all sequences have all its keys and queries.
@@ -21,7 +21,7 @@ class ForwardStreamK {
   // The clause about stream-K in plan_info's `why`, which begins with a comma; empty without it.
   const char* describe(const ForwardEntry& entry, const Shape& shape) const;
 
-  // Launches the kernel, and where it splits tiles the combine kernel. *params: of
+  // Launches the kernel and, where it splits tiles, the combine kernel. *params: from
   // make_forward_params(). partial_o: partial_floats() numbers.
   int32_t launch(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* params,
                  TileCounter* counter, float* partial_o, cudaStream_t stream) const;

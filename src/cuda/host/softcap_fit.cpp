@@ -60,7 +60,7 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   cap.poly5_limit = product(0.25, inner);
   // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
   // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
-  constexpr double kError = 0x1p-18;  // log2
+  constexpr double kError = 0x1p-18;  // in log2 units
   const double end =
       std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
   cap.poly3_limit = product(end, inner);

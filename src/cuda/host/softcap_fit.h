@@ -10,7 +10,7 @@ namespace flashattn::cuda::sm90 {
 SoftcapPolynomials softcap_of(const Problem& problem);
 
 // For the backward pass, with the derivative: scores within 2^-13, below the rounding of P to fp16,
-// and in a larger range. With a bias no product is in range: polynomials serve for softcap alone.
+// and in a larger range. With a bias the limits are 0, so that no product uses a polynomial.
 SoftcapWithDerivative softcap_with_derivative(const Problem& problem);
 
 }  // namespace flashattn::cuda::sm90

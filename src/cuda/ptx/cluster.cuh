@@ -28,8 +28,8 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
-// Does not release this thread's writes, which takes a device-wide fence, some 500 clocks. It does
-// for barriers that fence_mbarrier_init() has made visible.
+// Arrives without releasing this thread's writes: a release takes a device-wide fence, some 500
+// clocks. This is enough for mbarriers that fence_mbarrier_init() has made visible.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -51,7 +51,7 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives like that unless `barrier` is 0, without a branch that the compiler sees.
+// mbarrier_arrive_remote() unless `barrier` is 0, without a branch that the compiler sees.
 __device__ __forceinline__ void mbarrier_arrive_remote_if(uint32_t barrier) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %0, 0; @p mbarrier.arrive.shared::cluster.b64 _, [%0];}" ::"r"(

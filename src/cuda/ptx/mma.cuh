@@ -98,7 +98,7 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
-// seen, whose halves are 0 or NaN, or NaN where a half of `pair` is not finite.
+// Returns `seen`, whose halves are 0 or NaN, with NaN added where a half of `pair` is not finite.
 template <class T>
 __device__ __forceinline__ uint32_t add_nonfinite(uint32_t seen, uint32_t pair);
 

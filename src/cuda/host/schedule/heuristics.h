@@ -7,17 +7,17 @@
 namespace flashattn {
 
 // Cost per Q row: cost per KV column plus a fixed prologue and epilogue cost, in arbitrary units.
-// Only ratios between kernels for the same head size matter: 100 is a column in the kernel for long
-// sequences.
+// Only ratios between kernels for the same head size matter: in the kernel for long sequences a KV
+// column costs 100.
 struct TileCost {
-  int32_t rows, keys;  // of a tile
+  int32_t rows, keys;  // Q rows and KV columns of a tile
   int32_t per_key, start;
   int32_t ctas_per_sm = 1;
 };
 
 // The costs of the Hopper kernels, fitted to their times on an H100 for 64 to 16k queries and 4 to
-// 32,768 heads. D = 128: a column of 128 rows is fitted to an H200, 4k to 17k queries of 11 to 64
-// heads, and one of 64 rows is scaled with it.
+// 32,768 heads. D = 128: the cost of a KV column is fitted to an H200 for tiles of 128 rows, 4k to
+// 17k queries of 11 to 64 heads, and scaled with it for tiles of 64 rows.
 constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t ctas_per_sm) {
   if (ctas_per_sm > 1)
     return {rows, keys, dim_v == 64 ? 118 : 149, dim_v == 64 ? 20000 : 19000, ctas_per_sm};
@@ -48,8 +48,8 @@ constexpr int64_t most_keys(const MaskRule& rule, int32_t keys) {
   return most;
 }
 
-// The time of a tile whose rows each see `keys` keys, in whole KV tiles, of which warpgroups skip
-// some. longest: the most keys of a sequence.
+// The time of a Q tile whose rows each see `keys` keys. It visits whole KV tiles, of which each
+// warpgroup skips some. longest: the keys of the longest sequence.
 constexpr double tile_time(const TileCost& cost, const MaskRule& rule, int32_t longest,
                            int64_t keys) {
   // The keys of a tile whose rows see consecutive windows of the largest size.
@@ -57,7 +57,7 @@ constexpr double tile_time(const TileCost& cost, const MaskRule& rule, int32_t l
   return static_cast<double>(cost.rows * ((keys < span ? keys : span) * cost.per_key + cost.start));
 }
 
-// The time until the last of `heads` (of all sequences) is done: the tiles of the busiest
+// The time until the last of `heads` heads (of all sequences) is done: the tiles of the busiest
 // multiprocessor, one after the other. CTAs on a multiprocessor share it.
 constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Lengths len,
                               int64_t heads, int32_t multiprocessors) {
@@ -70,9 +70,9 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   if (!(rule.mask & FLASHATTN_MASK_CAUSAL)) {
     return static_cast<double>(ceil_div(tiles, multiprocessors)) * longest * share;
   }
-  // On average half a tile of keys too much. Long tiles come first, so that short ones even out the
-  // end.
-  const int64_t hidden = len.q < len.kv ? len.q : len.kv;  // below the first query's last key
+  // A tile computes half a tile of hidden keys on average. Long tiles come first, so that short
+  // ones even out the end.
+  const int64_t hidden = len.q < len.kv ? len.q : len.kv;  // keys that the first query does not see
   const double mean = time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2) * share;
   const double each = static_cast<double>(tiles) / multiprocessors;
   // If CTAs share a multiprocessor and have less than two tiles each, long tiles run alone at the
@@ -84,11 +84,12 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   return level < longest ? longest : level;
 }
 
-// Stream-K of tiles that all see every key: what a partial result, and the combine kernel with an
-// uneven end, cost, in keys of a tile. Fitted at D = 128 on an H200: a split costs 25 to 60 us.
+// Stream-K without a mask, in KV columns of a tile: the cost of a partial result, and of the
+// combine kernel with the uneven end before it. Fitted at D = 128 on an H200: a split costs 25 to
+// 60 us.
 constexpr int32_t kPartialKeys = 640, kCombineKeys = 640;
 constexpr int32_t kSplitKeys = 2 * kPartialKeys + kCombineKeys;
-// The fewest iterations of a work item, and those that a split must save.
+// The fewest iterations of a work item, and the fewest that a split must save.
 constexpr int32_t partial_cost(const TileCost& cost) { return kPartialKeys / cost.keys; }
 constexpr int32_t least_saved(const TileCost& cost) { return kSplitKeys / cost.keys + 1; }
 
@@ -99,7 +100,7 @@ constexpr StreamK split_last_wave(const TileCost& cost, Lengths len, int64_t hea
                      ctas, partial_cost(cost), least_saved(cost));
 }
 
-// The most partials of this grid or of a smaller one.
+// The most partials that this grid or a smaller one may have.
 constexpr int64_t most_partials(const TileCost& cost, Lengths len, int64_t heads, int32_t ctas) {
   const int64_t iterations = ceil_div(len.kv, cost.keys);
   if (iterations <= least_saved(cost)) return 0;

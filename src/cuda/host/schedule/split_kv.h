@@ -49,17 +49,18 @@ inline int64_t one_wave_splits(const Problem& problem, const Shape& shape, const
   return pays_to_split(rows, shape.seqlen_kv, splits, grid.ctas, multiprocessors) ? splits : 1;
 }
 
-// Clusters of 2^n CTAs that a device runs at once.
+// at_once[n]: clusters of 2^n CTAs that the device runs at once.
 constexpr int32_t kMaxLog2Cluster = 4;
 struct ClusterLimits {
   int32_t at_once[kMaxLog2Cluster + 1];
 };
 
-// log2 of the CTAs of a cluster that share a row tile's keys and merge their results; 0: none. It
-// saves a second kernel, but has CTAs in powers of two, starts later than a CTA alone, and each CTA
-// sends its rows. Fitted to an H200 whose caches hold neither keys nor code: heads of 64 to 256,
-// 512 to 8k keys, 1 to 64 row tiles. key_elements: of K and V of a key.
-constexpr int64_t kLeastClusterKeys = 384, kMostKeysMore = 16;  // the latter a row tile
+// log2 of the CTAs of a cluster that share a row tile's keys and merge their results; 0: no
+// cluster. A cluster saves the combine kernel, but its size is a power of two, it starts later than
+// single CTAs, and each CTA sends its rows. Fitted to an H200 whose caches hold neither keys nor
+// code: heads of 64 to 256, 512 to 8k keys, 1 to 64 row tiles. key_elements: elements of a key in K
+// and V together.
+constexpr int64_t kLeastClusterKeys = 384, kMostKeysMore = 16;  // the latter per row tile
 constexpr int32_t kFewClusterRows = 8;  // with more, half as many CTAs at most
 constexpr int32_t log2_cluster_ctas(int64_t row_tiles, int32_t rows, int64_t keys,
                                     int64_t key_elements, int32_t step, int64_t one_wave,
@@ -74,11 +75,11 @@ constexpr int32_t log2_cluster_ctas(int64_t row_tiles, int32_t rows, int64_t key
   return saved >= kLeastClusterKeys && more <= kMostKeysMore * row_tiles ? log2 : 0;
 }
 
-// The number of splits for a kernel of one CTA a multiprocessor, with which whole waves end first.
-// step: the keys of a step of the kernel. The time unit is what a CTA takes for a key, some 20 ns
-// (latent attention: 34 clocks of the tensor cores). A CTA starts and ends in 250; the merge takes
-// 150 and, for writing and reading partial results, a twentieth a row and split: estimates, not
-// measured.
+// The number of splits with which a kernel of one CTA per multiprocessor ends first, in whole
+// waves. step: keys of one step of the kernel. The time unit is a CTA's time for one key, some 20
+// ns (latent attention: 34 clocks of the tensor cores). The start and end of a CTA take 250; the
+// merge takes 150 and, for writing and reading partial results, 1/20 per row and split: estimates,
+// not measured.
 constexpr int64_t kMostWaves = 3;
 constexpr int64_t whole_wave_splits(int64_t ctas, int64_t keys, int64_t rows, int64_t resident,
                                     int64_t step) {
@@ -109,9 +110,9 @@ inline SplitRule split_rule(const Problem& problem, const Shape& shape, int64_t 
   return SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
 }
 
-// The most fp32 rows of partial results that this shape or a smaller one needs, for which fewer
-// CTAs mean more splits. rule: of the shape. limit: rows that CTAs of all waves have. Splits never
-// exceed those waves, unless the caller or BATCH_INVARIANT sets their number.
+// The most fp32 rows of partial results that this shape or a smaller one needs; a smaller one has
+// fewer CTAs and may have more splits. rule: the shape's. limit: the rows of all CTAs of the most
+// waves, which splits never exceed unless the caller or BATCH_INVARIANT sets their number.
 inline int64_t partial_rows(const Problem& problem, const Shape& shape, const SplitRule& rule,
                             int64_t limit) {
   const int64_t queries = std::min(shape.seqlen_q, rule.max_queries);
@@ -143,7 +144,7 @@ struct PackedTiling {
     // attention, for which whole_wave_splits() counts.
     const int64_t merged =
         static_cast<int64_t>(shape.batch) * problem.heads_q * shape.seqlen_q * problem.dim_v / 512;
-    // partial_rows() counts on so many keys of a split.
+    // partial_rows() assumes at least this many keys in a split.
     const int32_t least_keys = std::max(tile_kv, 2 * kSplitStep);
     const int64_t splits = whole_wave_splits(
         std::max<int64_t>(ctas, 1), ceil_div(shape.seqlen_kv, 2), merged, resident, least_keys / 2);
@@ -151,7 +152,7 @@ struct PackedTiling {
                                  may_be_uneven(problem, shape, multiprocessors));
   }
 
-  // partial_rows() if this is the largest of a plan's kernels.
+  // partial_rows() of the plan, if this is the largest of its kernels.
   int64_t partial_rows(const Problem& problem, const Shape& shape) const {
     return flashattn::partial_rows(problem, shape, split_rule(problem, shape),
                                    kMostWaves * resident * tile_q);

@@ -14,12 +14,12 @@ namespace flashattn {
 // kernel, backward the last CTA to finish the tile.
 struct StreamK {
   int32_t whole_tiles;         // tiles that are not split; they come first
-  int32_t work_items;          // in all
-  int32_t iterations;          // of all tiles that are split
-  FastDivmod tile_iterations;  // of a tile
-  FastDivmod item_iterations;  // of a work item
+  int32_t work_items;          // whole tiles and the others
+  int32_t iterations;          // all iterations of the split tiles
+  FastDivmod tile_iterations;  // iterations of one tile
+  FastDivmod item_iterations;  // iterations of one work item
 
-  // A grid of which no tile is split.
+  // A grid without split tiles.
   static constexpr StreamK unsplit(int32_t tiles) {
     return {tiles, tiles, 0, FastDivmod::of(1), FastDivmod::of(1)};
   }
@@ -38,12 +38,12 @@ struct StreamK {
             FastDivmod::of(static_cast<int32_t>(each))};
   }
 
-  // A run of iterations of a tile that is split.
+  // A range of iterations of a split tile.
   struct Partial {
     int32_t tile;        // in the grid
     int32_t begin, end;  // iterations
-    int32_t split_tile;  // index of the tile among those that are split
-    int32_t index;       // below partials(); those of a tile follow each other
+    int32_t split_tile;  // index of the tile among the split tiles
+    int32_t index;       // below partials(); a tile's partials are consecutive
     int32_t first;       // index of the tile's first partial
     int32_t count;       // partials of the tile; 1: this is the whole tile
     bool more;           // the work item has a second partial
@@ -74,7 +74,7 @@ struct StreamK {
     int32_t first, count;
   };
 
-  // The partials of a tile that is split.
+  // The partials of a split tile.
   FLASHATTN_HD constexpr Partials partials_of(int32_t split_tile) const {
     const int32_t from = split_tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
     const int32_t first = item_iterations.quotient(from);

@@ -13,9 +13,10 @@ FLASHATTN_HD constexpr int32_t missing_warpgroups(int32_t warpgroups, int32_t mo
   return (most - warpgroups % most) % most;
 }
 
-// Q tile n takes warpgroups' rows (64 each) [begin, end) of a sequence, at most `most` of them. If
-// they do not divide evenly, each of the first tiles takes one fewer, instead of the last tile
-// several: a tile with two takes little longer than one with one. Empty past the last tile.
+// Q tile n takes warpgroups [begin, end) of a sequence's `warpgroups`, 64 rows each: `most` or
+// fewer. If they do not divide evenly, each of the first tiles takes one fewer, instead of the last
+// tile several fewer: a tile of two warpgroups takes little longer than a tile of one. Empty past
+// the last tile.
 FLASHATTN_HD constexpr Interval warpgroups_of_tile(int32_t warpgroups, int32_t most, int32_t n) {
   const int32_t missing = missing_warpgroups(warpgroups, most);
   const int32_t begin = n * most - (n < missing ? n : missing);

@@ -12,12 +12,12 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kMaxThreads = 384;
-constexpr int kSmallThreads = 128;  // of a CTA where several share a token, to be done sooner
+constexpr int kSmallThreads = 128;  // threads of a CTA where several share a token, to end sooner
 constexpr int kVector = 8;          // elements that a thread loads at once, where rows are aligned
-constexpr int kMaxAngles = 1024;    // of the tokens of a CTA
+constexpr int kMaxAngles = 1024;    // angles of all tokens of a CTA
 static_assert(kMaxAngles >= kMaxRotaryPairs);
 
-// Rows of some tokens, so many tokens apart.
+// The rows of every `step`-th token.
 struct RowWalk {
   __device__ __forceinline__ RowWalk(const flashattn_tensor& x, int32_t size, int32_t b, int32_t h,
                                      int64_t token, int32_t step)
@@ -64,8 +64,8 @@ struct UnitMover {
   float head_factor = 1;
 };
 
-// Moves a unit of tokens i, i + slots, ... below end, of which the first is loaded. The angles are
-// those of tokens from `begin` on.
+// Moves a unit of tokens i, i + slots, ... below end; the unit of token i has been loaded. angles:
+// of tokens from `begin` on.
 template <class T, int kPairs>
 __device__ __forceinline__ void move_unit(const AppendParams& params, const AppendRows& to,
                                           UnitMover<T, kPairs>& mover,
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
   UnitMover<T, kPairs> mover(params, b, first_unit, queries.offset_q + begin + slot);
   bool is_loaded = first_unit < end_unit && begin + slot < queries.len.q;
   if (is_loaded) mover.load_next();
-  // The first token and the lengths of the cache arrive together.
+  // Loads of the first token start before those of the cache's lengths: they arrive together.
   asm volatile("" ::: "memory");
   const AppendRows to = append_rows(problem, args, b);
   if (params.writes_lens && blockIdx.y == 0 && blockIdx.z == 0) {
@@ -255,7 +255,7 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
     unit.scale(factor);
     unit.store(at, reinterpret_cast<ptx::E4m3*>(cache_row(j)));
   });
-  __syncwarp();  // all lanes have read it
+  __syncwarp();  // all lanes have read the descale
   if (threadIdx.x % 32 == 0) *descale = made;
 }
 
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   }
 }
 
-// Increments lens_kv after the kernels above.
+// Writes lens_out, which may be lens_kv, after the kernels above.
 __global__ void __launch_bounds__(128)
     advance_lens_kernel(const __grid_constant__ AppendParams params) {
   const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
@@ -391,15 +391,15 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
       std::min(p.slots * clamp_index(std::max<int64_t>(rounds, 1), kMaxRounds), most_tokens);
   ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
-    // Most sequences may be shorter: few CTAs without a token.
+    // Most sequences may be shorter than the longest: limits CTAs without a token.
     const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
     ctas = std::min(ctas, std::max(4 * mean, ceil_div(16 * int64_t{multiprocessors}, shape.batch)));
   }
   if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
-  // The grid's limit; and tokens stay countable one step past the last.
+  // The grid's limit. Also, the index of a token one step past the last must not overflow.
   ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
-  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // of a CTA's threads: of the units
-  unsigned split = 1;                                         // CTAs that share them
+  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // shares of units, a thread a unit
+  unsigned split = 1;                                         // CTAs that divide the shares
   if (p.slots == 1 && !(in_place && ctas == 1)) {
     const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
     split = static_cast<unsigned>(

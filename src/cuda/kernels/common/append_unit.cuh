@@ -9,7 +9,7 @@
 
 namespace flashattn::cuda {
 
-// Where the elements of a unit lie in its row: c is the first of the unit's pairs that rotate.
+// Where the elements of a unit lie in its row. c: the unit's first pair.
 template <int kPairs>
 struct UnitPlace {
   UnitPlace() = default;
@@ -52,8 +52,8 @@ struct RawUnit {
   Word x[kWords], y[kWords];
 };
 
-// Cosines and sines of half of the pairs of a unit: of its first pairs, or where the two elements
-// of a pair are neighbours, of those in x; then of the others. A unit of one pair has one half.
+// Cosines and sines of half of a unit's pairs. Half 0: its first pairs or, where the two elements
+// of a pair are neighbours, the pairs in x. Half 1: the others. A unit of one pair has one half.
 template <int kPairs>
 struct UnitAngles {
   static constexpr int kHalf = kPairs == 1 ? 1 : kPairs / 2;
@@ -69,7 +69,7 @@ struct Unit {
     load_elements(reinterpret_cast<const T*>(raw.y), y);
   }
 
-  // angles_of(half): the UnitAngles.
+  // angles_of(half) returns UnitAngles.
   template <class Angles>
   __device__ __forceinline__ void rotate(bool interleaved, const Angles& angles_of) {
     const auto rotate = [](float& a, float& b, float cosine, float sine) {
@@ -159,7 +159,7 @@ struct AngleRows {
   }
 };
 
-// This makes the same angles without shared memory. pairs: of a row.
+// Computes what AngleRows::of() returns, without shared memory. pairs: pairs of a row that rotate.
 template <int kPairs>
 __device__ __forceinline__ UnitAngles<kPairs> unit_angles(const AppendArgs& args, int32_t pairs,
                                                           int64_t position, int32_t c, int half) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ UnitAngles<kPairs> unit_angles(const AppendArgs& args
   return angles;
 }
 
-// A row of the cache: its first index, and which row of that.
+// A row of the cache. entry: the batch index or the page. row: the row in that entry.
 struct CacheIndex {
   int32_t entry;
   int64_t row;

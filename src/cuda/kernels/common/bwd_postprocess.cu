@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// The softmax weight of the sink in a row; index: of the row in lse2 and base.
+// The softmax probability of the sink in a row. index: the row's index in lse2 and softmax_base.
 __device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
                                                   int64_t index, float lse, int32_t p_exponent) {
   if (lse == -INFINITY) return 0.0f;  // then the sink is -inf, too

@@ -19,9 +19,9 @@ constexpr int kPreprocessSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // row costs as much as some rows.
 template <class O, int kLanes>
 constexpr unsigned kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 5;
-// Sequences of different lengths have so many times as many CTAs, so that long ones end with the
-// others. (Lengths up to twice the mean, D = 128, H200: 117 us with as many CTAs as run at once; 8
-// times as many are not measured.)
+// With sequences of different lengths, this many times as many CTAs are launched, so that long
+// sequences end with the others. (Lengths up to twice the mean, D = 128, H200: 117 us with as many
+// CTAs as run at once; 8 times as many are not measured.)
 constexpr unsigned kUnevenCtas = 8;
 
 // Whether sequences may overlap where Hopper kernels add to dq in order. Overlapping sequences
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
   const int32_t warp = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
-  bool any_large_lse = false;  // of the rows whose lse this lane loads
+  bool any_large_lse = false;  // among the rows whose lse this lane loads
   for (int32_t first = warp * kRows; first < end; first += stride * kRows) {
     const int32_t lane_row = first + lane;
     float lse = -INFINITY, dlse = 0.0f;

@@ -16,10 +16,10 @@ constexpr int kMinPartsForCta = 8;  // with fewer parts, one warp combines a row
 // us less than 8 by CTAs.
 constexpr int64_t kManyRows = 1024;
 constexpr int kLoads = 8;      // parts of a row in flight per warp
-constexpr int kFewCtas = 512;  // of combining: fewer than a GPU runs at once
+constexpr int kFewCtas = 512;  // CTAs of the combine kernel: fewer than a GPU runs at once
 
-// log2 of the queries of a head that a CTA of so many rows combines; its other rows are of the next
-// heads.
+// log2 of the queries of one head that a CTA of `rows` rows combines; its other rows belong to the
+// next heads.
 FLASHATTN_HD constexpr int32_t log2_queries(int32_t rows, int32_t queries) {
   return rows == 1 || queries <= 1 ? 0 : queries == 2 ? 1 : 2;
 }
@@ -190,7 +190,7 @@ cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t
   dim3 grid =
       row_grid(params.args.shape.batch, params.problem.heads_q, params.partial_queries, 1 << log2);
   grid.x = static_cast<unsigned>(ceil_div(grid.x, rows >> log2));
-  // A few CTAs wait for memory once for each slice of columns.
+  // A CTA waits for memory once per slice of columns. If CTAs are few, each takes one slice.
   if (int64_t{grid.x} * grid.y <= kFewCtas) {
     grid.z = static_cast<unsigned>(ceil_div(params.problem.dim_v, 128));
   }

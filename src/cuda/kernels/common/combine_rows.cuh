@@ -8,8 +8,8 @@
 
 namespace flashattn::cuda {
 
-// The number of parts of a row, and its results. Columns are taken in slices of 128: slices
-// first_slice, first_slice + slice_step and so on are this CTA's.
+// One row to combine: the number of its parts, and where its results go. Columns are taken in
+// slices of 128: slices first_slice, first_slice + slice_step and so on are this CTA's.
 struct CombineRow {
   int32_t parts, dim, dtype;
   void* o;

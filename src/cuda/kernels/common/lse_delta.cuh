@@ -33,7 +33,8 @@ class RowBase {
   __device__ __forceinline__ explicit RowBase(float stored)
       : base_(stored == stored ? stored : 0.0f), limit_(stored == stored ? 0.0f : INFINITY) {}
 
-  // The score relative to the base, which is the largest; rounding may say otherwise.
+  // The score relative to the base. The base is the largest score: if rounding makes the difference
+  // positive, it becomes 0.
   __device__ __forceinline__ float subtract_from(float score) const {
     return fminf(__fsub_rn(score, base_), limit_);
   }
@@ -65,7 +66,7 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
   if (params.ordered) params.dq_first[tile] = tiles.begin;
 }
 
-// `threads` threads of the first CTA call this.
+// Sets the work counters, and clears `arrived`. `threads` threads of the first CTA call this.
 __device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads,
                                                int32_t first_work_item) {
   const int32_t thread = threadIdx.x;

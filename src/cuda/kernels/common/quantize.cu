@@ -1,6 +1,6 @@
-// A cluster of CTAs reads a block of tokens that share a descale once, keeps it in shared memory,
-// finds its largest magnitude together, and writes it. Of a block that is too large for the shared
-// memory of a cluster the rest is read twice.
+// A cluster of CTAs quantises a block of tokens that share a descale: it reads the block once into
+// shared memory, finds the largest magnitude, and writes the block. Rows that do not fit in the
+// cluster's shared memory are read twice.
 #include "cuda/kernels/common/quantize.h"
 
 #include <algorithm>
@@ -18,13 +18,13 @@ namespace {
 
 constexpr int kMaxThreads = 512, kMinThreads = 64;
 constexpr int kAhead = 8;     // rows that a thread loads ahead
-constexpr int kMaxCtas = 16;  // of a cluster
+constexpr int kMaxCtas = 16;  // CTAs of a cluster
 
-// Before the rows in shared memory.
+// Lies before the rows in shared memory.
 struct Control {
   uint64_t barrier;  // counts the bytes of cta_amax
   float warp_amax[kMaxThreads / 32];
-  float cta_amax[kMaxCtas];  // of the CTAs that share a block
+  float cta_amax[kMaxCtas];  // maxima of the CTAs that share a block
 };
 constexpr int kControlBytes = 256;
 static_assert(sizeof(Control) <= kControlBytes, "rows are aligned");
@@ -46,13 +46,13 @@ __device__ __forceinline__ float largest(float x, Control* control, int32_t ctas
     ptx::st_async(ptx::mapa(ptx::shared_address(&control->cta_amax[rank]), to), __float_as_uint(x),
                   ptx::mapa(barrier, to));
   }
-  // Once it has all numbers, nobody touches this CTA's memory any more.
+  // Once all numbers have arrived, no other CTA accesses this CTA's memory any more.
   ptx::mbarrier_wait_cluster(barrier, 0);
   for (int32_t n = 0; n < ctas; ++n) x = fmaxf(x, control->cta_amax[n]);
   return x;
 }
 
-// kPlain: vectors that nothing transforms become E4M3, without jumps over code for the rest.
+// kPlain: only aligned vectors, without a transform, to E4M3: no jumps over code for other cases.
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     quantize_kernel(const __grid_constant__ QuantizeParams params) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const uint32_t section = unit / problem.heads_kv;
   const int32_t kv_head = unit - section * problem.heads_kv;
   const int32_t b = section / x.blocks, block = section - b * x.blocks;
-  if (b >= args.shape.batch) return;  // fills the last cluster
+  if (b >= args.shape.batch) return;  // this CTA only fills the last cluster
   const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
   const int32_t length = x.is_q ? sequence.len.q : sequence.len.kv;
   const int64_t offset = x.is_q ? sequence.offset_q : sequence.offset_kv;
@@ -90,15 +90,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const int32_t row_step = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;
   const int32_t passes = static_cast<int32_t>(ceil_div(part.rows, row_step));
   const int32_t column = (static_cast<int32_t>(threadIdx.x) & (lanes - 1)) * kVector;
-  const int32_t count = x.dim - column;  // of columns from there on
+  const int32_t count = x.dim - column;  // columns left from there on
   const Transform transform(params, x, b, kv_head, column);
   const char* const in = tensor_row(x.in, sizeof(T), b, kv_head * x.heads, 0) + column * sizeof(T);
   const int64_t in_seq = x.in.stride_seq * sizeof(T), in_head = x.in.stride_head * sizeof(T);
 
-  // Rows of this thread that are left, in rows of the CTA.
+  // The CTA's rows from this thread's first one on; 0: the thread has no columns.
   const int32_t own_left = count > 0 ? part.rows - part.own : 0;
 
-  // Row n of a thread lies in slot n; behind the resident ones, kAhead slots take turns.
+  // Row n of a thread lies in slot n. Rows that do not stay resident take turns in the last kAhead
+  // slots.
   const int32_t resident = passes <= params.slots ? passes : params.slots - kAhead;
   const uint32_t own_slot = kControlBytes + threadIdx.x * kVector * sizeof(T);
   const uint32_t slot_bytes = blockDim.x * kVector * sizeof(T);
@@ -109,7 +110,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     SlotWalk slot;
     int32_t left;
   };
-  // A group for each row, so that waits count rows. Without a row the slot keeps what it has.
+  // A cp.async group for each row, so that waits count rows. Without a row the slot keeps its
+  // content.
   const auto load_ahead = [&](Loads& loads) {
     if (loads.left > 0) {
       const uint32_t to = ptx::shared_address(ptx::dynamic_shared()) + loads.slot.at;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     loads.slot.next();
     ptx::cp_async_commit();
   };
-  // From a slot, or where vectors cannot be copied from memory.
+  // Loads a row from its slot, or from memory where vectors cannot be copied.
   const bool vectors = kPlain || x.vectors;
   const auto load = [&](SlotWalk& slot, Loads& loads, float (&y)[kVector]) {
     if (vectors) {
@@ -169,7 +171,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     }
   }
   if (!x.out.data) return;
-  // Rows that were not kept, or not loaded yet.
+  // Rows from here on were not kept in shared memory, or not loaded yet.
   const int32_t again = is_f8 || shifts ? resident : 0;
   Loads loads = first_loads;
   if (vectors && again < passes) {
@@ -218,16 +220,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
 }
 
 constexpr int kMeanThreads = 512;
-constexpr int kMeanColumns = 16;  // of a CTA: a sector of 16 bits
-constexpr int kMeanKeys = 64;     // whose sum is in fp32, as on the CPU
+constexpr int kMeanColumns = 16;  // columns of a CTA: a 32-byte sector of 16-bit elements
+constexpr int kMeanKeys = 64;     // keys that are summed in fp32, as on the CPU
 
-// The mean of some columns of the keys of a head; 0 of none.
+// The mean of some columns of the keys of a head; 0 if there are no keys.
 template <class T>
 __global__ void __launch_bounds__(kMeanThreads)
     k_mean_kernel(const __grid_constant__ QuantizeParams params) {
   constexpr int kLanes = kMeanColumns / kVector, kWarps = kMeanThreads / 32;
   __shared__ double sums[kWarps][kMeanColumns];
-  ptx::griddep_launch_dependents();  // the kernel above waits for all of this one
+  ptx::griddep_launch_dependents();  // quantize_kernel waits until this kernel has ended
   const QuantizeOperand& x = params.operands[1];
   const Problem& problem = params.problem;
   const QuantizeArgs& args = params.args;
@@ -289,7 +291,7 @@ auto with_quantize_kernels(int32_t dtype, Use use) {
   }
 }
 
-// The most that each of two CTAs of a multiprocessor may have.
+// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
 int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
 
 }  // namespace
@@ -310,7 +312,7 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
         then(cudaFuncGetAttributes(&attributes, kernel));
         then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   limits->shared_bytes));
-        // Code from older PTX knows no clusters.
+        // Code compiled from older PTX cannot run in clusters.
         if (error != cudaSuccess || attributes.ptxVersion < 90) {
           limits->max_ctas = 1;
           return;

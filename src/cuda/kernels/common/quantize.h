@@ -16,7 +16,7 @@ struct QuantizeOperand {
   bool is_q, is_k;
   bool vectors;  // 8 elements can be loaded and stored at once
   int32_t heads, dim, dtype_out;
-  int32_t tokens, blocks;            // of a block; of the longest sequence
+  int32_t tokens, blocks;            // tokens of a block; blocks of the longest sequence
   int32_t log2_lanes, log2_ctas;     // lanes of a row; CTAs of a cluster that share a block
   int32_t row_step, row_step_heads;  // rows from one row of a thread to its next: tokens, heads
   uint32_t first_cta;
@@ -33,7 +33,7 @@ static_assert(sizeof(QuantizeParams) <= 4096, "kernel parameters of any toolkit 
 // The resources of a device that the kernels may use.
 struct QuantizeLimits {
   int32_t multiprocessors, shared_bytes;
-  int32_t max_ctas;  // of a cluster
+  int32_t max_ctas;  // CTAs of a cluster
 };
 
 // Loads the kernels, and fills limits->max_ctas.

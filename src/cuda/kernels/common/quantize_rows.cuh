@@ -55,14 +55,14 @@ __device__ __forceinline__ double shuffle_xor(double x, int step) {
   return x;
 }
 
-// The part of a block that a CTA has: rows in the order (token, head), by lanes side by side.
+// The rows of a block that a CTA has, in the order (token, head). Neighbouring lanes have a row.
 struct Part {
-  int64_t token;      // of the first row, from the start of the array
-  int32_t head;       // of the first row
-  int32_t rows, own;  // of the CTA; the first one of this thread
+  int64_t token;      // token of the first row, from the start of the array
+  int32_t head;       // head of the first row
+  int32_t rows, own;  // rows of the CTA; this thread's first one
 };
 
-// The rows of a thread, one after the other: where they lie in an array, in its units.
+// The rows of a thread, one after the other: where they lie in an array, in units of the strides.
 class RowWalk {
  public:
   __device__ __forceinline__ RowWalk(const QuantizeOperand& x, const Part& part, int64_t stride_seq,
@@ -129,7 +129,8 @@ class Transform {
     signs_ = (column & 64 ? high : low) >> column % 32;
   }
 
-  // The row as given times the mean of k, in all lanes of the row. is_row: this lane has columns.
+  // The dot product of the untransformed row with the mean of k, in all lanes of the row. is_row:
+  // this lane has columns of a row.
   __device__ __forceinline__ double mean_product(const float (&x)[kVector], bool is_row,
                                                  int32_t lanes) const {
     double sum = 0;

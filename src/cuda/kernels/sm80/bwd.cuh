@@ -71,7 +71,7 @@ class BwdKernel : BwdScoreMod<Config> {
     int stage = 0;
 #pragma unroll 1
     while (step.head < work_tile_.heads.end) {
-      // Computed before the barrier, behind which the warps should have their operands at once.
+      // Computed before the barrier, so that warps have their operands right behind it.
       const Step next = next_step<Config>(params_, work_tile_, step);
       const Interval queries = q_range<Config>(work_tile_, step);
       const bool full =
@@ -392,7 +392,7 @@ class BwdKernel : BwdScoreMod<Config> {
     store_quad(pairs, to, columns, lane_);
   }
 
-  const int role_;  // in the warp's pair
+  const int role_;  // kPWarp or kDsWarp: the warp's role in its pair
   // dV (P warp) or dK (dS warp); with kDimSplit = 2 every second range of 32 columns.
   float acc_[kMmaM][kAccColumns / 8][4];
 };

@@ -16,19 +16,19 @@ template <class T_, int kDim_, int kMmaM_, int kWarpPairs_, int kTileQ_, int kSl
           int kMinCtasPerSm_, class ScoreMod_, int kDimSplit_>
 struct BwdConfig {
   using T = T_;
-  static constexpr int kDim = kDim_;    // of the tiles; smaller heads are padded
-  static constexpr int kMmaM = kMmaM_;  // of 16 keys, a pair of warps
+  static constexpr int kDim = kDim_;    // tile columns; smaller heads are padded
+  static constexpr int kMmaM = kMmaM_;  // MMAs of 16 keys of a pair of warps
   static constexpr int kWarpPairs = kWarpPairs_, kDimSplit = kDimSplit_;
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // on a multiprocessor, as registers allow
+  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
   using ScoreMod = ScoreMod_;
   static constexpr int kWarps = 2 * kWarpPairs, kThreads = 32 * kWarps;
   static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kWarpPairs / kDimSplit;
   // Warps skip Q tiles that see none of their keys: another CTA on the multiprocessor makes use of
   // the time.
   static constexpr bool kSkipMaskedTiles = kMinCtasPerSm > 1 && kTileKv > kTileQ;
-  // See own_pair; where registers allow.
+  // Whether own_pair() swaps keys; only where registers allow it.
   static constexpr bool kSwapKeys = kSkipMaskedTiles && kWarps == 4 && ScoreMod::kIsPlain;
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
 
@@ -69,7 +69,7 @@ class BwdScoreMod {
   static constexpr int kTileQ = Config::kTileQ, kDimSplit = Config::kDimSplit;
   using ScoreTile = typename Config::ScoreTile;
   using ScoreFragment = float[kMmaM][kSlice / 8][4];
-  using PackedFragment = PackedPair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
+  using PackedFragment = PackedPair<T>[kMmaM][kSlice / 8][2];  // pairs of queries; rows g and g + 8
 
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, BwdWorkTile& work_tile,
                                          uint32_t shared)

@@ -18,7 +18,7 @@ struct alignas(16) Step {
 
 // Row 0 of a sequence for every head.
 struct alignas(16) SequenceRows {
-  char* first;  // of head 0
+  char* first;  // row 0 of head 0
   int64_t head_bytes;
 
   __device__ __forceinline__ char* of(int32_t head) const {
@@ -46,11 +46,11 @@ template <class Config>
 __device__ __forceinline__ BwdWorkTile make_work_tile(const BackwardParams& params) {
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
-  // In order, a CTA may wait only for CTAs that have started before it.
+  // With ordered additions to dQ a CTA may wait only for CTAs that have started before it.
   const int32_t cta_idx = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
   const L2Swizzle::Tile at = params.swizzle.tile(cta_idx);
-  // The first KV tiles run first: with a causal mask they take longest. In order they wait for
-  // later KV tiles, so these run first.
+  // The first KV tiles run first: with a causal mask they take longest. With ordered additions they
+  // wait for later KV tiles, so these run first.
   const int32_t kv_tile = params.dq_order ? params.kv_tiles - 1 - at.tile_idx : at.tile_idx;
   BwdWorkTile p;
   // Four warps run on four schedulers. Two CTAs of a multiprocessor should not have their P warps,

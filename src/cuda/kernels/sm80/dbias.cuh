@@ -232,7 +232,7 @@ class DbiasKernel {
   const typename Config::QTile q_tile_, dout_tile_;
   const typename Config::KvTile k_tile_, v_tile_;
   const int lane_, warp_row_;
-  Interval keys_;                     // of the tile
+  Interval keys_;                     // keys of the tile
   Interval batches_, heads_, tiles_;  // sequences, query heads and Q tiles that are summed
   float acc_[kTileKv / 8][4];
 };

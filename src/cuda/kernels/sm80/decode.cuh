@@ -1,6 +1,6 @@
-// The portable decode kernel: up to 64 rows, queries of a KV head's GQA group, Q of 16 bits, K and
-// V of as many or in E4M3, trees of drafted tokens. Its time is that of loading the KV cache, plus
-// that from the last load to the last store.
+// The portable decode kernel: up to 64 rows, which are queries of one KV head's GQA group; Q in 16
+// bits; K and V in 16 bits or E4M3; all masks but BLOCKS. It takes as long as loading the KV cache
+// does, plus the time from the last load to the last store.
 //
 // Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
 // row maxima, sums and O of its own keys, which are combined at the end. kStages tiles of K and of
@@ -31,8 +31,8 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
   static constexpr int kMmaM = Config::kMmaM;
-  // Groups of cp.async behind that of the K or V that is waited for. E4M3: a buffer is refilled
-  // behind the next barrier that there is anyway, half a tile later.
+  // cp.async groups that may be in flight behind that of the K or V that is waited for. E4M3: a
+  // buffer is refilled behind the next barrier that is there anyway, half a tile later.
   static constexpr int kPending = 2 * kStages - (kIsE4m3 ? 2 : 1);
   static constexpr int kDimSplit = Config::kDimSplit, kWarpDimV = Config::kWarpDimV;
 
@@ -77,7 +77,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       ScoreFragment s = {};
       if (tile >= first) {
         ptx::cp_async_wait<kPending>();
-        __syncthreads();  // K has arrived; all warps have read the V before
+        __syncthreads();  // K has arrived; all warps have read the previous V
       }
       if constexpr (kIsE4m3) refill_v(tile - 1, first, end);
       if (tile >= first) {
@@ -129,9 +129,9 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
     return typename Config::VTile{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
   }
 
-  // Starts loading the tile that takes the buffer of a tile. Every call is a group of cp.async.
-  // That of the first K has Q, too. In 16 bits K comes first: Q's instructions would delay it (2 %
-  // at 1k keys; E4M3 loses 4 %, as it waits for Q to convert it).
+  // Starts loading the tile that takes the buffer of `tile`. Every call commits one cp.async group.
+  // In 16 bits the group of the first K also loads Q, after K, which Q's instructions would delay
+  // (2 % at 1k keys). E4M3 waits for Q to convert it, and would lose 4 % if it loaded K first.
   __device__ __forceinline__ void refill_k(int32_t tile, int32_t first, int32_t end,
                                            typename Config::QTile q) const {
     const int32_t next = tile + kStages;
@@ -171,7 +171,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
     }
   }
 
-  // Adds what the other warp of the pair has summed. Both get the same bits.
+  // Adds the sums of the warp that has the other columns. Both warps get the same bits.
   __device__ __forceinline__ void add_sums(ScoreFragment& s) const {
     constexpr int kQuads = Config::kWarpSumsBytes / 512;
     const uint32_t own = shared_ + Config::kSumsOffset + warp_.idx * Config::kWarpSumsBytes;

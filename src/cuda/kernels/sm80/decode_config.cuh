@@ -20,8 +20,8 @@ struct DecodeConfig {
   using Operand = Operand_;
   using ScoreMod = ScoreMod_;
   static constexpr bool kIsE4m3 = std::is_same<Operand, ptx::E4m3>::value;
-  using T = std::conditional_t<kIsE4m3, __half, Operand>;  // of Q and P in products
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;   // of the tiles; smaller heads are padded
+  using T = std::conditional_t<kIsE4m3, __half, Operand>;  // type of Q and P in MMAs
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;   // tile columns; smaller heads are padded
   static constexpr int kMmaM = kMmaM_, kRowGroups = kRowGroups_, kKeyGroups = kKeyGroups_;
   static constexpr int kDimSplit = kDimSplit_, kTeams = kKeyGroups * kRowGroups;
   static constexpr int kWarpDimV = kDimV / kDimSplit;  // columns of V and O
@@ -37,11 +37,11 @@ struct DecodeConfig {
   using VTile = SmemTile<kTileKv, kDimV, sizeof(Operand)>;
   static_assert(std::is_same<KTile, VTile>::value, "the same threads load the same rows of both");
   static constexpr int kQChunks = QTile::kBytes / 16;
-  static constexpr int kQThreads = kQChunks < kThreads ? kQChunks : kThreads;  // that load Q
+  static constexpr int kQThreads = kQChunks < kThreads ? kQChunks : kThreads;  // they load Q
   static constexpr int kKOffset = QTile::kBytes;
   static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
-  // The warps' partial results use the buffers of Q, K and V, columns of O in kOutputSteps: rows of
-  // O, which start at different banks, then row maxima and sums.
+  // The warps' partial results take the buffers of Q, K and V: rows of O, which start at different
+  // banks, then row maxima and sums. O is combined in kOutputSteps ranges of columns.
   static constexpr int kOutputSteps = kIsE4m3 ? 2 : 1, kOutputColumns = kDimV / kOutputSteps;
   static constexpr int kORowBytes = kOutputColumns * 4 + 32;
   static constexpr int kRowStatsOffset = kKeyGroups * kTileQ * kORowBytes;
@@ -65,8 +65,8 @@ struct DecodeConfig {
                 "an H100's shared memory holds the CTAs");
 };
 
-// Where a warp of a decode kernel works. It has the keys of key_group() in each tile, rows from
-// first_row() on, and the columns of K and V of dim_group().
+// A warp of a decode kernel works on the keys of key_group() in each tile, rows from first_row()
+// on, and the columns of K and V of dim_group().
 template <class Config>
 struct DecodeWarp {
   int lane = threadIdx.x % 32, idx = threadIdx.x / 32;

@@ -1,5 +1,5 @@
-// Epilogue of the decode kernel: combines what its warps have of their keys, then, in a cluster,
-// what CTAs have of their splits.
+// Epilogue of the decode kernel: combines the partial results of the CTA's warps, then, in a
+// cluster, those of the CTAs' splits.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 
 namespace flashattn::cuda::sm80 {
 
-// In place of E4m3Cache.
+// Takes the place of E4m3Cache if K and V have 16 bits.
 struct NoCache {
   static __device__ __forceinline__ float weight_shift() { return 0.0f; }
   __device__ __forceinline__ NoCache(const ForwardParams&, uint32_t) {}
@@ -81,7 +81,7 @@ class DecodeEpilogue : RowEpilogue {
       const auto& o = warps.o_[mma_m];
       if constexpr (kIsE4m3) {  // even and odd columns, see mma_e4m3.cuh
         const uint32_t to = o_address(warp_.key_group(), r) + warp_.lane % 4 * 16;
-        const float by = sum == 0.0f ? 0.0f : factor;  // no key has that descale
+        const float by = sum == 0.0f ? 0.0f : factor;  // without a key O is 0, whatever the descale
 #pragma unroll
         for (int n = 0; n < Config::kOutputColumns / 8; n += 2) {
           const int at = (kDimSplit > 1 ? 0 : step * Config::kOutputColumns / 8) + n;

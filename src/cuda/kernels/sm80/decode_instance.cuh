@@ -1,4 +1,4 @@
-// Makes a table entry of the arguments in a row of table.txt.
+// Makes a table entry from the template arguments in a row of table.txt.
 #pragma once
 
 #include "cuda/kernels/sm80/decode.cuh"

@@ -15,7 +15,7 @@ namespace flashattn::cuda::sm80 {
 struct MergeLane {
   int32_t split;   // beyond the last for a lane without work
   int32_t vector;  // the first; the next ones are `lanes` apart
-  int32_t lanes;   // that share a split
+  int32_t lanes;   // lanes that share a split
 };
 
 // Shared memory: a barrier | row maxima and sums | O, each by (split, row). Nothing else uses it.
@@ -32,7 +32,7 @@ class ClusterMerge {
 
   __device__ __forceinline__ int32_t ctas() const { return 1 << log2_ctas_; }
 
-  // All threads call both of these: at the start, and before the first CTA sends.
+  // All threads call expect() at the start, and wait_for_others() before this CTA first sends.
   __device__ __forceinline__ void expect(int32_t rows) const {
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(shared_, 1);
@@ -57,7 +57,7 @@ class ClusterMerge {
                      __float_as_uint(o[0]), __float_as_uint(o[1]), __float_as_uint(o[2]),
                      __float_as_uint(o[3]), ptx::mapa(shared_, to));
   }
-  // Once all has arrived, nobody touches this CTA's memory any more.
+  // Waits until all splits have arrived. No other CTA accesses this CTA's memory afterwards.
   __device__ __forceinline__ void wait_for_splits() const {
     ptx::mbarrier_wait_cluster(shared_, 0);
   }

@@ -1,10 +1,10 @@
-// K and V in E4M3 beside Q of 16 bits, in a decode kernel. Both products are of fp16, which holds
+// K and V in E4M3 beside Q in 16 bits, in a decode kernel. Both GEMMs multiply fp16, which holds
 // every number of E4M3.
 //
-// Q: a row is scaled by a power of two, so that bf16 fits. Scores: multiplied with the row's factor
-// and descale_k, in fp32. P: rounded to fp16 as P * descale_v * unit_of(exponent_); the exponent is
-// that of the largest descale_v of the warp's keys so far, and O is rescaled when it grows. So
-// weights keep their digits whatever the descales are.
+// Q: a row is scaled by a power of two, so that bf16 fits. Scores: multiplied by the row's factor
+// and descale_k, in fp32. P: rounded to fp16 as P * descale_v * 2^(kWeightExponent + 126 -
+// exponent_), where exponent_ is the biased exponent of the largest descale_v of the warp's keys so
+// far. O is rescaled when it grows. So P keeps its digits whatever the descales are.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd_work_tile.cuh"
@@ -14,8 +14,8 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Shared memory of it: factors of Q's rows | per stage: descales of a tile's keys, and of its
-// values.
+// Shared memory of E4m3Cache: factors of Q's rows | per stage: descales of a tile's rows of K, then
+// of V.
 template <int kTileQ, int kTileKv, int kStages>
 struct E4m3CacheLayout {
   static constexpr int kDescalesOffset = kTileQ * 4;
@@ -29,8 +29,8 @@ class E4m3Cache {
   using Layout = typename Config::CacheLayout;
   using ScoreFragment = float[kMmaM][kWarpKv / 8][4];
   using Accumulator = float[kMmaM][Config::kWarpDimV / 8][4];
-  static constexpr int kWeightExponent = 14;      // of the largest P in fp16
-  static constexpr uint32_t kLeastExponent = 20;  // biased; of descales below 2^-106
+  static constexpr int kWeightExponent = 14;      // exponent of the largest P in fp16
+  static constexpr uint32_t kLeastExponent = 20;  // biased; for all descales below 2^-106
 
  public:
   enum Operand { kK, kV };
@@ -43,7 +43,7 @@ class E4m3Cache {
 
   const PageDivision pages_;
 
-  // Starts cp.async of the descales of a tile's keys or values, in the group of the tile.
+  // Starts cp.async of the descales of a tile's rows of K or V, in the tile's cp.async group.
   __device__ __forceinline__ void prefetch(Operand of, int stage, const FwdWorkTile& work,
                                            int32_t first) const {
     static_assert(kTileKv <= kThreads, "a thread loads one");
@@ -57,7 +57,7 @@ class E4m3Cache {
   // Converts Q to fp16 in place, in the order of gemm_nt(). All threads call it; a barrier follows.
   __device__ __forceinline__ void prepare_q(typename Config::QTile q,
                                             const FwdWorkTile& work) const {
-    constexpr int kUnits = Config::kDimQk / 16;  // of a row; neighbouring lanes have them
+    constexpr int kUnits = Config::kDimQk / 16;  // units of a row, on neighbouring lanes
     static_assert(Config::kTileQ * kUnits % 32 == 0 && (kUnits & (kUnits - 1)) == 0 && kUnits <= 32,
                   "whole rows a warp");
     const bool is_bf16 = params_.problem.dtype == FLASHATTN_DTYPE_BF16;
@@ -78,7 +78,7 @@ class E4m3Cache {
       for (int step = 1; step < kUnits; step *= 2) {
         magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, step));
       }
-      // The largest becomes 2^14 or more; fp32 has the factor and its inverse.
+      // The row's maximum becomes 2^14 or more; fp32 holds the factor and its inverse.
       const int exponent = max(static_cast<int>(magnitude >> digits) - bias, -112);
       const float scale = power_of_two(14 - exponent);
 #pragma unroll
@@ -96,7 +96,7 @@ class E4m3Cache {
     }
   }
 
-  // Makes scores of products. row_of(mma_m, half), key: the lane's rows, and its first key in the
+  // Turns products into scores. row_of(mma_m, half), key: the lane's rows, and its first key in the
   // tile.
   template <class RowOf>
   __device__ __forceinline__ void scale_scores(ScoreFragment& s, int stage, int key,
@@ -136,7 +136,7 @@ class E4m3Cache {
     return has_blocks(kV) ? 1.0f : power_of_two(-kWeightExponent);
   }
 
-  // Scales P for fp16 if values have descales. A weight of 0 stays 0 whatever the descale.
+  // Scales P for fp16 if blocks of V have descales. A P of 0 stays 0 whatever the descale.
   __device__ __forceinline__ void scale_weights(ScoreFragment& p, Accumulator& o, int stage,
                                                 int key, int warp_key, int lane) {
     if (!has_blocks(kV)) return;
@@ -173,7 +173,7 @@ class E4m3Cache {
     return power_of_two(-kWeightExponent) * single_descale(kV, work);
   }
 
-  // Four values of V, columns from a multiple of 4 on, of a key.
+  // Four neighbouring elements of a key's row of V, at `from`, in fp32.
   __device__ __forceinline__ float4 value(const FwdWorkTile& work, int32_t key,
                                           const ptx::E4m3* from) const {
     uint32_t pairs[2];

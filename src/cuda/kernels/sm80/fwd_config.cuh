@@ -19,7 +19,7 @@ template <class T_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kMinC
           class ScoreMod_, int kWarps_ = 4, int kDimSplit_ = 1>
 struct FwdConfig {
   using T = T_;
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // tile columns; smaller heads are padded
   static constexpr int kMmaM = kMmaM_;                    // m16 operands per warp
   using ScoreMod = ScoreMod_;
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
@@ -28,7 +28,7 @@ struct FwdConfig {
   static constexpr int kTileQ = 16 * kMmaM * kWarps / kDimSplit;
   static constexpr int kTileKv = kTileKv_;
   static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
-  // Decoding with more than 16 rows runs here.
+  // Whether warps without rows skip their GEMMs: few queries that no decode kernel takes run here.
   static constexpr bool kSkipEmptyWarps = kMmaM == 1 && kWarps > 1 &&
                                           (kDimV <= 128 || kDimSplit > 1);
 

@@ -13,7 +13,7 @@ struct FwdWorkTile {
   int32_t b_, kv_head_, split_idx_, first_head_, heads_, q_count_, rows_;
   bool is_split_;  // the sequence has several KV splits, which the combine kernel merges
   Interval queries_;
-  Interval keys_, full_keys_;  // keys of the split that some, that all queries see
+  Interval keys_, full_keys_;  // keys of the split that some queries see, and that all see
   const char *k_, *v_;         // row 0 of K and V; if paged, of page 0
 
   // kSize: bytes of an element of K and V. False: the CTA has no work.
@@ -40,7 +40,7 @@ struct FwdWorkTile {
     rows_ = heads_ * q_count_;
     keys_ = full_keys_ = {0, len.kv};
     if (params.max_splits > 1) keys_ = full_keys_ = split_range(params.split, len, split_idx_);
-    const bool combined = params.log2_cluster == 0;  // a cluster's CTAs wait for each other
+    const bool combined = params.log2_cluster == 0;  // in a cluster CTAs wait for each other
     is_split_ = combined && keys_.end - keys_.begin < len.kv;
     if (rows_ <= 0 || (combined && split_idx_ > 0 && keys_.begin == keys_.end)) return false;
     if (!sees_all(problem.mask_rule())) {
@@ -152,8 +152,8 @@ struct FwdWorkTile {
     }
   }
 
-  // Sets scores of keys to -inf that page numbers or the tree's bits hide, or the masks of the keys
-  // before it. row_of(mma_m, half): rows of the lane.
+  // Sets the scores of keys that PAGES or TREE hides to -inf; TREE also applies the other masks to
+  // keys before the tree. row_of(mma_m, half): rows of the lane.
   template <int kMmaM, int kMmaN, class RowOf>
   __device__ __forceinline__ void hide_by_bits(const ForwardParams& params,
                                                float (&s)[kMmaM][kMmaN][4], Interval columns,

@@ -6,10 +6,11 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium; 32 of the largest heads, where
-// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny). Of
-// decode kernels: 64, 32, or 16 with many or few stages of K and V. All kernels for a cache of E4M3
-// are decode kernels: there kSmall and kMedium stand for those of short calls with 16 and 64 rows.
+// Forward kernels by the rows of their work tile: 128 (kLarge), 64 (kMedium; 32 for the largest
+// heads, where shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer
+// (kTiny). Decode kernels: 64 rows (kDecode64), 32 (kDecode32), or 16 with many or few stages of K
+// and V (kDeepPipeline, kShallowPipeline). A cache of E4M3 has decode kernels only: there kSmall
+// and kMedium are those for short calls, with 16 and 64 rows.
 enum class Size {
   kDeepPipeline,
   kShallowPipeline,
@@ -29,11 +30,11 @@ struct ForwardEntry {
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   bool decodes;
   void (*kernel)(ForwardParams);
-  // This kernel merges splits in clusters; NULL if the entry has none.
+  // The kernel that merges splits in clusters; NULL: the entry has none.
   void (*merging_kernel)(ForwardParams);
   int32_t merging_shared_bytes;
 
-  // Returns the entry of that kernel.
+  // The entry of merging_kernel.
   ForwardEntry merging() const {
     ForwardEntry entry = *this;
     entry.kernel = merging_kernel;
@@ -61,8 +62,8 @@ inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
 }
 inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
 
-// Heads above 256 have kernels for any score modification alone: beside products of this size it
-// costs little.
+// Heads above 256 have only the kernel that takes any score modification at run time: beside
+// products of this size that costs little.
 inline bool has_plain_kernels(const Problem& p) { return p.dim_qk <= 256 && p.dim_v <= 256; }
 
 // Whether a kernel computes the problem's dtype and head sizes.

@@ -14,11 +14,11 @@ using f32 = float;
 using e4m3 = ptx::E4m3;  // K and V; Q and O have 16 bits
 constexpr Size deep = Size::kDeepPipeline, shallow = Size::kShallowPipeline;
 constexpr Size rows32 = Size::kDecode32, rows64 = Size::kDecode64;
-constexpr Size small = Size::kSmall, medium = Size::kMedium;  // of E4M3, which decodes alone
+constexpr Size small = Size::kSmall, medium = Size::kMedium;  // for a cache of E4M3, see Size
 
 using plain = ScoreModChain<>;
 using runtime = RuntimeScoreMod;
-// At run time. Decode kernels have no block masks and no dropout.
+// Members are on as the problem says. Decode kernels have no block masks and no dropout.
 using softcap_biases = RuntimeChain<Softcap, Alibi, DenseBias>;
 
 template <class T>
