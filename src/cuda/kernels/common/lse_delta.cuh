@@ -16,6 +16,7 @@ constexpr int kPExponent = std::is_same<T, __half>::value ? 10 : 0;
 template <class T>
 constexpr float kPUnit = 1.0f / (1 << kPExponent<T>);
 
+// dP - D in the unit of a stored delta.
 template <class T>
 __device__ __forceinline__ float subtract_delta(float dp, float delta) {
   return kPExponent<T> == 0 ? dp - delta : fmaf(dp, kPUnit<T>, -delta);
