@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 // The softmax probability of the sink in a row. index: the row's index in lse2 and softmax_base.
+template <class T>
 __device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
-                                                  int64_t index, float lse, int32_t p_exponent) {
+                                                  int64_t index, float lse) {
   if (lse == -INFINITY) return 0.0f;  // then the sink is -inf, too
-  const float base = params.softmax_base[index], lse2 = params.lse2[index] + p_exponent;
+  const float base = params.softmax_base[index], lse2 = params.lse2[index] + kPExponent<T>;
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
   // lse2 is infinite if keys add nothing to the sink, see LseRecompute.
   if (lse2 == INFINITY) return 1.0f;
@@ -65,14 +66,13 @@ __device__ __forceinline__ float sink_probability(const BackwardParams& params, 
 }
 
 // One CTA per head adds in a fixed order.
+template <class T>
 __global__ void __launch_bounds__(kRowThreads)
     dsink_kernel(const __grid_constant__ BackwardParams params) {
   __shared__ double sums[kRowThreads];
   const int32_t h = blockIdx.x;
   const float* const sinks = params.args.inputs.sink;  // an empty call's may be NULL
   const float sink = sinks ? sinks[h] : 0.0f;
-  const int32_t p_exponent =
-      params.problem.dtype == FLASHATTN_DTYPE_F16 ? kPExponent<__half> : 0;  // in lse2 and delta
   double total = 0;
   for (int32_t b = 0; b < params.args.shape.batch; ++b) {
     const SeqlenInfo sequence =
@@ -80,8 +80,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t first = params.lse_delta_offset(sequence, b, h);
     const int64_t row = params.row(b, h, sequence.offset_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kRowThreads) {
-      const float share =
-          sink_probability(params, sink, first + i, params.args.lse[row + i], p_exponent);
+      const float share = sink_probability<T>(params, sink, first + i, params.args.lse[row + i]);
       total -= static_cast<double>(share * params.delta[first + i]);
     }
   }
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kRowThreads)
     __syncthreads();
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0] * (1 << p_exponent));
+  if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0] / kPUnit<T>);
 }
 
 // Rows of the gradient of the bias, over (sequence, head, query).
@@ -145,12 +144,17 @@ cudaError_t preload_dq(const Problem& problem) {
   }
 }
 
+// Of bf16 and fp32 lse2 and delta have the same units.
+auto dsink_kernel_of(const Problem& problem) {
+  return problem.dtype == FLASHATTN_DTYPE_F16 ? &dsink_kernel<__half> : &dsink_kernel<float>;
+}
+
 }  // namespace
 
 cudaError_t preload_bwd_postprocess(const Problem& problem) {
   const cudaError_t error = preload_dq(problem);
   const bool sink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
-  return error == cudaSuccess && sink ? preload(&dsink_kernel) : error;
+  return error == cudaSuccess && sink ? preload(dsink_kernel_of(problem)) : error;
 }
 
 cudaError_t launch_bwd_postprocess(const BackwardParams& params, cudaStream_t stream) {
@@ -172,8 +176,9 @@ cudaError_t launch_clear_dbias(const BackwardParams& params, int32_t multiproces
 }
 
 cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {
-  return launch_kernel(&dsink_kernel, dim3(static_cast<unsigned>(params.problem.heads_q)),
-                       kRowThreads, 0, params, stream);
+  return launch_kernel(dsink_kernel_of(params.problem),
+                       dim3(static_cast<unsigned>(params.problem.heads_q)), kRowThreads, 0, params,
+                       stream);
 }
 
 }  // namespace flashattn::cuda
