@@ -95,7 +95,8 @@ class Run:
             self.call(["meson", "setup", str(folder), "-Dpython=disabled", "-Dtests=true",
                        *options], env)
             stamp.write_text(wanted)
-        self.call(["ninja", "-C", str(folder), *targets])
+        # Ninja runs Meson again where its files have changed.
+        self.call(["ninja", "-C", str(folder), *targets], env)
         return folder
 
     def meson_test(self, folder: pathlib.Path, env: Optional[Dict[str, str]] = None,
