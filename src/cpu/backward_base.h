@@ -36,12 +36,14 @@ struct RowBase {
   }
 
   // Returns the recomputed lse less m, in units of log2(e). The given lse stands if it counts keys
-  // that this call does not see.
-  float above(float lse, ScoreUnit unit, float sink) const {
+  // that this call does not see: if it exceeds the recomputed one by more than another order of
+  // summation may change a score whose products have magnitudes with the sum `magnitude`, in nats.
+  float above(float lse, ScoreUnit unit, float sink, float magnitude) const {
     const double given = double{lse} - m * unit.nats, up = double{sink} - m * unit.nats;
     const double own = up > 0 ? up + __builtin_log(l * __builtin_exp(-up) + 1)
                               : __builtin_log(l + __builtin_exp(up));
-    const bool knows = !(given - own > kLseParts * __builtin_fabs(double{lse}));
+    const double largest = __builtin_fmax(__builtin_fabs(double{lse}), double{magnitude});
+    const bool knows = !(given - own > kLseParts * largest);
     return static_cast<float>((knows ? own : given) * double{kLog2E});
   }
 };

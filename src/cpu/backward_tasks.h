@@ -5,6 +5,26 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// The square of the largest norm of some tokens; 0 of 8 bits, whose descales it does not know.
+FLASHATTN_INLINE float largest_square(const TokenRows& x, Interval tokens, int32_t dtype,
+                                      int32_t dim) {
+  float largest = 0;
+  if (dtype_size(dtype) == 1) return largest;
+  with_dtype(dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
+    for (int32_t i = tokens.begin; i < tokens.end; ++i) {
+      Floats squares{};
+      for (int32_t c = 0; c < dim; c += kWidth) {
+        const Floats y = load_first<kDtype>(x.row(i) + c * kElementBytes<kDtype>, dim - c);
+        squares += y * y;
+      }
+      const float square = sum(squares);
+      largest = largest < square ? square : largest;
+    }
+  });
+  return largest;
+}
+
 // Computes the softmax bases of the rows of a Q tile whose lse is large.
 template <Compute kCompute>
 void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, char* scratch) {
@@ -26,13 +46,22 @@ void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t ti
         .add_to_bases(head, queries, bases);
   }
   const ScoreUnit unit = score_mod(problem, args.inputs, b, head, sequence.len).unit();
+  const TokenRows q = rows_of(args.inputs.q, dtype_size(problem.dtype), b, head, sequence.offset_q);
+  const TokenRows k = rows_of(args.inputs.k, dtype_size(problem.dtype_kv), b,
+                              head / problem.q_heads_per_kv_head(), sequence.offset_kv);
+  const float square_k = largest_square(k, {0, sequence.len.kv}, problem.dtype_kv, problem.dim_qk);
   for (int32_t r = 0; r < rows; ++r) {
     if (!bases[r].wanted) continue;
+    const int32_t i = queries.begin + r;
+    const float square_q = largest_square(q, {i, i + 1}, problem.dtype, problem.dim_qk);
+    const float magnitude = __builtin_fabsf(problem.scale) * __builtin_sqrtf(square_q) *
+                            __builtin_sqrtf(square_k);  // at least that of each score of the row
     // If no key is visible the lse comes from a sink.
     const bool sees = bases[r].l != 0;
     job.softmax_base[at + r] = sees ? bases[r].m : kInfinity;
     job.lse_log2[at + r] =
-        sees ? bases[r].above(lse[r], unit, sink_of(problem, args.inputs, head)) : kInfinity;
+        sees ? bases[r].above(lse[r], unit, sink_of(problem, args.inputs, head), magnitude)
+             : kInfinity;
   }
 }
 

@@ -120,10 +120,6 @@ def test_a_row_of_one_key(device, dtype, dtype_o, amplitude, features):
                   dtype_o=dtype_o, backward=True,
                   amplitude=min(amplitude, 30.0) if dtype == "f16" else amplitude)
     case = Case(**{**fields, **features})
-    if case.dim_qk > 128:
-        # Where long sums cancel, the order of another kernel changes a large score by more than
-        # tells that lse counts other keys (kLseParts): bf16 on AMX, whose backward pass is in fp32.
-        case = case.replace(amplitude=3.0)
     data = make_data(case)
     rows, keys = case.seqlen_q, case.seqlen_kv
     own = np.arange(rows) + keys - rows
