@@ -6,7 +6,7 @@
 set -euo pipefail
 
 suite=bookworm
-# What libLLVM links comes along; headers of C++ and the linker are those of the machine's GCC.
+# The list has the libraries that libLLVM links. C++ headers and the linker are the machine's GCC's.
 packages=(clang-14 libclang-cpp14 libclang-common-14-dev libclang-rt-14-dev libllvm14 libz3-4 libedit2
   libbsd0 libmd0 libxml2 libicu72 liblzma5 libtinfo6 libffi8 zlib1g)
 

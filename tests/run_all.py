@@ -180,9 +180,9 @@ def arm(run: Run) -> Count:
 
 
 def fuzz(run: Run) -> Count:
-    """The seed corpus, one of it as AFL gives it, a minute of random inputs and one of libFuzzer's.
-    Half of a minute begins with a constant seed, so that a change is judged by what it did, half
-    with that of the run."""
+    """The seed corpus, one of it as AFL gives it, and a minute of random and of libFuzzer's inputs.
+    Half of it begins with a constant seed, so that a change is judged by what it did, half with
+    that of the run."""
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
     commands = fuzzer.suite(["42", str(run.seed)])
@@ -286,7 +286,7 @@ def emulator_races(run: Run) -> Count:
     some = {"sm90": "(listed and smoke) or gradients-1 or gradients-4 or dropouts-1 or "
                     "many_queries-3 or many_heads or (gpu_latent and (features or outgrown)) "
                     "or (gpu_packed and (replays or change8 or change27))",
-            # Of the clusters that decode the last case is of f16.
+            # The library of this suite lacks change3's kernel, which is of f16.
             "sm80": "(listed and smoke) or gradients-5 or gradients-10 or (gpu_decode and (replays "
                     "or (merges and not change3))) or (gpu_cache and case3)"}
     count = Count()

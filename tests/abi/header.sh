@@ -38,7 +38,7 @@ for pair in gcc:g++ clang:clang++; do
   compile "$cc" c99 c "$layout" "-Wno-unused-local-typedefs"
 done
 
-# What FLASHATTN_API is on Windows for programs, for the library itself, and beside the archive.
+# FLASHATTN_API on Windows: dllimport for programs, dllexport for the library, else nothing.
 api() { # options, what it must hold; nothing: no attribute
   found=$(${CC:-cc} -E -P $1 -I "$include" "$folder/alone.c" |
     sed -n '/flashattn_plan_destroy/ s/^ *//p')

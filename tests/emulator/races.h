@@ -23,7 +23,8 @@ constexpr int kLoads = 0, kSums = 32, kByRow = 36, kWarps = 40, kCopies = 72, kA
 
 constexpr int kMostBlocks = 16;  // of a cluster
 
-// Of each actor of a cluster, up to which of its times. Of those at the end nothing may be known.
+// A vector clock: the latest known time of each actor of a cluster. Actors at the end of which
+// nothing is known may be missing.
 struct Times {
   std::vector<uint32_t> time;
 

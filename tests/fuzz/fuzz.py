@@ -67,11 +67,11 @@ class Fuzzer:
                 str(self.found), str(self.corpus)]
 
     def suite(self, seeds: List[str]) -> List[List[str]]:
-        """What ./run test fuzz runs: a minute of each kind, shared by the seeds."""
+        """The commands of ./run test fuzz: a minute, shared by the seeds and kinds of inputs."""
         inputs = [str(path) for path in sorted(self.corpus.iterdir())]
         by_stdin = ["sh", "-c", 'exec "$0" <"$1"', *self.command(), inputs[0]]
         commands = [*map(self.command, inputs), by_stdin]
-        seconds = str(60 // len(seeds))
+        seconds = str(60 // (len(seeds) * (2 if self.libfuzzer else 1)))
         for seed in seeds:
             commands.append(self.random(seconds, seed))
             if self.libfuzzer:

@@ -113,7 +113,7 @@ def test_sdpa_has_the_defaults_of_torch():
         ("enable_gqa", False)]
 
 
-# What follows the tensors in flash-attn 2's functions, but for the one on a cache.
+# The options behind the tensors in flash-attn 2's functions, except flash_attn_with_kvcache.
 OPTIONS = dict(dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                alibi_slopes=None, deterministic=False, return_attn_probs=False)
 LENGTHS = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), "given")

@@ -18,8 +18,8 @@ enum {
   SIZE = LARGE * DIM
 };
 
-/* Of the type under test. Keys that some rows do not see, numbers that overflow, vanish and are
-   subnormal. */
+/* Arrays of the type under test: keys that some rows do not see, numbers that overflow, vanish and
+   are subnormal. */
 static float q[SIZE], k[SIZE], v[SIZE], lse[LARGE];
 static struct results {
   float o[SIZE], gradients[3][SIZE];

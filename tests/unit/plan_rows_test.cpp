@@ -1,4 +1,4 @@
-// Which row of the registry runs a call, and why, of rows that are made up here.
+// PlanRows chooses among rows that are made up here: which runs a call, and why.
 #include "cuda/host/plan_rows.h"
 
 #include <cstdlib>
@@ -54,7 +54,7 @@ void test_the_cheapest_runs() {
   CHECK(chosen(plan, 10) == "second");
   CHECK(chosen(plan, 11) == "first");
   CHECK(chosen(plan, 101) == "last");
-  // What costs the same: the row that comes first.
+  // Among rows of equal cost the first one runs.
   CHECK(chosen(rows_of({{"first", 1}, {"last", 1}}), 1) == "first");
   CHECK(plan.workspace({1, 1, 1, 0, 0}) == 0);
   CHECK(rows_of({{"a", 1, 0, false, 7}, {"b", 1, 0, false, 9}}).workspace({}) == 9);

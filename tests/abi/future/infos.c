@@ -1,5 +1,5 @@
-/* What a later library writes of itself into this header's structures: all that they have, and
- * nothing behind them. */
+/* A later library fills every member of this header's structures, and writes nothing behind
+ * them. */
 #include "../../unit/check.h"
 
 enum {

@@ -144,7 +144,7 @@ cudaError_t preload_dq(const Problem& problem) {
   }
 }
 
-// Of bf16 and fp32 lse2 and delta have the same units.
+// Returns the kernel for the units of lse2 and delta, which bf16 and fp32 share.
 auto dsink_kernel_of(const Problem& problem) {
   return problem.dtype == FLASHATTN_DTYPE_F16 ? &dsink_kernel<__half> : &dsink_kernel<float>;
 }

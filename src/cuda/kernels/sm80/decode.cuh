@@ -131,7 +131,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
 
   // Starts loading the tile that takes the buffer of `tile`. Every call commits one cp.async group.
   // In 16 bits the group of the first K also loads Q, after K, which Q's instructions would delay
-  // (2 % at 1k keys). E4M3 waits for Q to convert it, and would lose 4 % if it loaded K first.
+  // (0 to 4 %). E4M3 waits for Q to convert it, and would lose 4 % if it loaded K first.
   __device__ __forceinline__ void refill_k(int32_t tile, int32_t first, int32_t end,
                                            typename Config::QTile q) const {
     const int32_t next = tile + kStages;

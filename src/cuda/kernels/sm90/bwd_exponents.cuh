@@ -10,8 +10,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Which softcap polynomials are accurate for all products of a warp. cubic: in all Q tiles of the
-// work tile so far, so that a warp keeps to one path: a change of path fetches instructions.
+// SoftcapRange says which softcap polynomials are accurate for all products of a warp. cubic holds
+// for all Q tiles of the work tile so far: a warp keeps to one path, as a change fetches code.
 struct SoftcapRange {
   bool cubic, quintic;
 };
