@@ -3,6 +3,7 @@ of torch's kernels."""
 from __future__ import annotations
 
 import collections
+import threading
 from functools import lru_cache
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
@@ -293,15 +294,30 @@ OPERATORS: Dict[str, Dict[str, Callable[..., Any]]] = {
     "CPU": {**_FIVE, _FOR_CPU: _for_cpu, _FOR_CPU + "_backward": _for_cpu_backward}}
 
 
+class _Handing(threading.local):
+    """Whether this thread is within a kernel of torch's that a refused call was handed to."""
+
+    within = False
+
+
+_handing = _Handing()
+
+
 def _serving(kernel: Callable[..., Any], theirs: Any, keys: Any) -> Any:
     def serve(*arguments: Any, **options: Any) -> Any:
         try:
             return kernel(*arguments, **options)
         except FlashAttentionError as error:
-            refused[str(error)] += 1
-            if theirs is None or isinstance(error, Unrepeatable):
-                raise
-            return theirs.call_boxed(keys, *arguments, **options)
+            # torch's kernels call further operators of these, which are no calls of their own.
+            first, _handing.within = not _handing.within, True
+            try:
+                if first:
+                    refused[str(error)] += 1
+                if theirs is None or isinstance(error, Unrepeatable):
+                    raise
+                return theirs.call_boxed(keys, *arguments, **options)
+            finally:
+                _handing.within = not first
     return serve
 
 

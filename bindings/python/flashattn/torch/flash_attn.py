@@ -142,12 +142,26 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor,
     rotary_cos, rotary_sin  (positions, rotary_dim / 2): k is rotated by its row in the cache, and q
                 from row cache_seqlens on; all of it at that row unless causal or window is given
 
+    On a GPU head dimensions that are no multiple of 8 copy both caches in each call.
+
     Returns o, or (o, softmax_lse). NotImplementedError by name for cache_batch_idx.
     """
     if cache_batch_idx is not None:
         raise _refuse("cache_batch_idx", "give k_cache[cache_batch_idx]")
     if block_table is not None and cache_leftpad is not None:
         raise _refuse("cache_leftpad with block_table", "leave one out")
+    dim = q.shape[-1]
+    if q.is_cuda and dim % functional.GPU_STEP:  # a copy of the caches, as in flash_attn
+        padded = [x if x is None else functional.padded_head(x) for x in (
+            q, k_cache, v_cache, k, v)]
+        scale = dim ** -0.5 if softmax_scale is None else softmax_scale
+        o, lse = flash_attn_with_kvcache(
+            *padded, rotary_cos, rotary_sin, cache_seqlens, None, cache_leftpad, block_table, scale,
+            causal, window_size, softcap, rotary_interleaved, alibi_slopes, num_splits, True)
+        if k is not None:
+            for cache, copy in zip((k_cache, v_cache), padded[1:3]):
+                cache.copy_(copy[..., :dim])
+        return (o[..., :dim], lse) if return_softmax_lse else o[..., :dim]
     lens = cache_seqlens
     if isinstance(lens, int):
         lens = torch.full((q.shape[0],), lens, dtype=torch.int32, device=q.device)

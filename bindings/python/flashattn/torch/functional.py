@@ -125,7 +125,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
         site = None  # the seed is another tensor every time
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
     call = _autograd.call if eager else _by_operator
-    if q.is_cuda and (q.shape[-1] % _GPU_STEP or v.shape[-1] % _GPU_STEP):
+    if q.is_cuda and (q.shape[-1] % GPU_STEP or v.shape[-1] % GPU_STEP):
         padded_q, padded_k, padded_v, options = _padded(q, k, v, options)
         o, lse = call(padded_q, padded_k, padded_v, beside, max_q, max_kv, options, return_lse,
                       orders)
@@ -138,7 +138,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
     return result if return_lse else result[0]
 
 
-_GPU_STEP = 8  # the head dimensions of GPU kernels are multiples of it
+GPU_STEP = 8  # the head dimensions of GPU kernels are multiples of it
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tuple[Tensor, Tensor, Tensor,
@@ -146,8 +146,12 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tuple[Tensor, 
     """With zeros up to dimensions that GPU kernels take; the scale stays that of the given ones."""
     if options.scale is None:
         options = options._replace(scale=q.shape[-1] ** -0.5)
-    padded = [torch.nn.functional.pad(x, (0, -x.shape[-1] % _GPU_STEP)) for x in (q, k, v)]
-    return padded[0], padded[1], padded[2], options
+    return padded_head(q), padded_head(k), padded_head(v), options
+
+
+def padded_head(x: Tensor) -> Tensor:
+    """With zeros up to a head dimension that GPU kernels take."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % GPU_STEP))
 
 
 def _know_dtensors(tensors: Sequence[Tensor]) -> None:
