@@ -75,7 +75,12 @@ def flash_attns() -> Dict[str, Callable[..., Any]]:
     for module in ("flash_attn", "flash_attn_interface", "fa3_fwd_interface", "flash_attn.cute"):
         try:
             function = importlib.import_module(module).flash_attn_func
-        except (ImportError, AttributeError, OSError):
+        except ModuleNotFoundError as error:
+            if error.name != module.partition(".")[0]:  # it is installed
+                print(f"{module} does not import: {error}", file=sys.stderr)
+            continue
+        except Exception as error:
+            print(f"{module} does not import: {error}", file=sys.stderr)
             continue
 
         def first(*inputs: Any, function: Callable[..., Any] = function) -> Any:
