@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import context_parallel as bench  # noqa: E402
 
 
+@pytest.mark.usefixtures("needs_activate")
 def test_every_row(tmp_path, capsys):
     options = argparse.Namespace(device="cpu", rounds=1, csv=tmp_path / "rows.csv")
     assert bench.main(options, quick=True) == 0

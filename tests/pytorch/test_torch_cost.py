@@ -120,6 +120,7 @@ def too_long(found, device):
                 yield f"{name}{kind} takes {took} us of {limit:.1f}"
 
 
+@pytest.mark.usefixtures("needs_activate")
 def test_what_a_call_costs(device):
     """Every row has its number, and none is above its limit in the least of some rounds; beside
     much other work of more rounds."""

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(),
 RANKS = pathlib.Path(__file__).with_name("ranks.py")
 
 
+@pytest.mark.usefixtures("needs_activate")
 def test_two_processes_equal_one(tmp_path, device):
     """In one pair: most of the time goes into the imports."""
     if device == "cuda" and torch.cuda.device_count() < 2:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import flashattn.torch as fa
 import reference
+from flashattn.torch import sdpa
 
 README = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "README.md"
 NAMES = ("o", "dq", "dk", "dv")
@@ -277,6 +278,14 @@ def test_what_is_refused_goes_to_torch_and_is_counted(activated):
         torch.testing.assert_close(o, F.scaled_dot_product_attention(q, q, q))
 
 
+def test_activate_says_what_torch_lacks(monkeypatch):
+    fa.restore()
+    monkeypatch.delattr(torch.library, "get_kernel", raising=False)
+    with pytest.raises(RuntimeError, match=r"torch\.library\.get_kernel.* install a newer one"):
+        sdpa.activate()
+    assert not fa.report()["active"]
+
+
 def test_restore():
     q = torch.randn(2, 4, 33, 16)
     fa.activate()
@@ -308,11 +317,12 @@ def programs():
 
 
 @pytest.mark.parametrize("number, program", enumerate(programs()))
-def test_the_readme(number, program, capsys, tmp_path):
+def test_the_readme(number, program, capsys, tmp_path, request):
     """Each program of its section on PyTorch, and what one of them says that it prints."""
     if "transformers" in program:
         pytest.importorskip("transformers", reason="no Transformers installed")
     if "distributed" in program:
+        request.getfixturevalue("needs_activate")
         for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"),
                             ("MASTER_PORT", "0")):
             program = f"import os; os.environ[{name!r}] = {value!r}\n{program}"

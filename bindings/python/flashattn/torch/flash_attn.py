@@ -105,9 +105,10 @@ def _append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v:
         name = "k" if k is None else "v" if v is None else "cache_seqlens"
         raise invalid(f"{name} is not given; new keys and values, and rotary_cos and rotary_sin, "
                       "need k, v and cache_seqlens", Reason.NULL_POINTER, name)
-    turn: Any = dict(zip(("rotary_cos", "rotary_sin", "rotary_interleaved"), rotary),
+    cos, sin, interleaved = rotary
+    turn: Any = dict(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved,
                      page_table=block_table)
-    rotates = rotary[0] is not None
+    rotates = cos is not None
     if rotates and moving and q.shape[1] == k.shape[1]:
         return functional.append_kv(k_cache, v_cache, lens, k, v, q, **turn)
     if rotates:
