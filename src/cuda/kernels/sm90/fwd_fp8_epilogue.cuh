@@ -7,14 +7,14 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Epilogue : FwdEpilogue<Config> {
-  using Base = FwdEpilogue<Config>;
+class FwdFp8OStore : FwdOStore<Config> {
+  using Base = FwdOStore<Config>;
   using Base::work_tile, Base::lane, Base::row, Base::o_row_ptr, Base::params_;
 
  public:
   using typename Base::OAccum;
 
-  __device__ __forceinline__ explicit FwdFp8Epilogue(const FwdConsumer<Config>& consumer)
+  __device__ __forceinline__ explicit FwdFp8OStore(const FwdConsumer<Config>& consumer)
       : Base(consumer) {}
 
   // kShort: TMA stores O, which is in 16 bits.

@@ -3,14 +3,13 @@
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
-#include "cuda/kernels/sm90/fwd_softmax.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
-  using Base = FwdSoftmax<Config, FwdFp8Epilogue<Config>>;
+class FwdFp8Mainloop : FwdSoftmax<Config> {
+  using Base = FwdSoftmax<Config>;
   using Element = ptx::E4m3;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
@@ -79,7 +78,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
       kv_state_.advance();
     }
     this->skip_tiles(kv_state_, n, work_tile().kv_begin);
-    this->finish_tile(o_, largest_descale_v(), work_tile().redo_online);
+    FwdEpilogue<Config, FwdFp8OStore<Config>>(*this).finish_tile(o_, largest_descale_v(),
+                                                                 work_tile().redo_online);
     q_state_.advance();
   }
 
