@@ -6,7 +6,6 @@
 #include "cuda/host/bwd_common.h"
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/sm90_dbias.h"
-#include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 #include "cuda/kernels/sm90/table.h"
 

@@ -8,7 +8,7 @@
 #include "core/select.h"
 #include "cuda/host/kernel_setup.h"
 #include "cuda/host/sm90_packed.h"
-#include "cuda/kernels/sm90/fp8_convert.h"
+#include "cuda/host/sm90_fp8_convert.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {

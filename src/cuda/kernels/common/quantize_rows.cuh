@@ -12,7 +12,7 @@
 
 namespace flashattn::cuda {
 
-constexpr int kVector = 8;  // columns that a thread has
+using quantize::kVector;
 
 template <class T, bool kWhole>
 __device__ __forceinline__ void load_columns(const T* from, int32_t count, float (&x)[kVector]) {
