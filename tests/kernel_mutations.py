@@ -97,7 +97,7 @@ MUTATIONS: Dict[str, Mutation] = {
         r"(gemm_pv_own\(\);)(\n    \}[\s\S]*?)(release\(warpgroup_\);)", r"\1\3\2",
         ["latent"]),
     "latent: scores do not wait for the second part of K": Mutation(
-        "sm90/mla_mainloop.cuh", r"storage_\.full\[warpgroup_\]\[1 - warpgroup_\]\.wait\(.*\);", "",
+        "sm90/mla_mainloop.cuh", r"storage_\.k\.consumer_wait\(own_state_, 1 - warpgroup_\);", "",
         ["latent"]),
     "portable: V is used before its copy is waited for": Mutation(
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),

@@ -66,12 +66,22 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
+// The uses of one stage, where they are counted for each stage by itself.
+struct StageState {
+  int32_t index;
+  uint32_t count = 0;  // uses passed
+
+  __device__ __forceinline__ int32_t stage() const { return index; }
+  __device__ __forceinline__ uint32_t phase() const { return count & 1; }
+  __device__ __forceinline__ void advance() { ++count; }
+};
+
 // The barriers of a pipeline's stages in one direction, full or empty. Used alone where the other
 // direction has barriers of its own. kParts: each stage has so many parts, with a barrier each.
-template <int kStages, int kParts = 1>
+template <int kStages, int kParts = 1, class State_ = PipelineState<kStages>>
 class StageBarriers {
  public:
-  using State = PipelineState<kStages>;
+  using State = State_;
 
   __device__ __forceinline__ void init(uint32_t arrivals) {
     for (auto& stage : barriers_) {
@@ -101,10 +111,10 @@ class StageBarriers {
 
 // kParts: producers fill, and consumers release, so many parts of a stage on their own. kCluster:
 // consumers release a stage to both CTAs of a cluster of two, as both fill it.
-template <int kStages, int kParts = 1, bool kCluster = false>
+template <int kStages, int kParts = 1, bool kCluster = false, class State_ = PipelineState<kStages>>
 class Pipeline {
  public:
-  using State = PipelineState<kStages>;
+  using State = State_;
 
   // Arrivals that fill a part of a stage, and arrivals that release it.
   __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
@@ -159,7 +169,7 @@ class Pipeline {
   }
 
  private:
-  StageBarriers<kStages, kParts> full_, empty_;
+  StageBarriers<kStages, kParts, State> full_, empty_;
 };
 
 }  // namespace flashattn::cuda

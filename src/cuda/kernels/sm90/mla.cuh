@@ -84,12 +84,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     storage.has_work = plan_mla_work_tile(params, tile);
     storage.work_tile = tile;
     storage.redo = 0;
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      for (int part = 0; part < 2; ++part) {
-        storage.full[stage][part].init(MlaProducerOf<Config>::arrivals(params));
-        storage.empty[stage][part].init(params.cluster_size);
-      }
-    }
+    storage.k.init(MlaProducerOf<Config>::arrivals(params), params.cluster_size);
     ptx::fence_mbarrier_init();
   }
   // From here on barriers are initialised, in both CTAs of a cluster. Both have work, or neither.

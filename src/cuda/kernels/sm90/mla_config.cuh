@@ -50,7 +50,7 @@ struct MlaConfig {
   static constexpr int kTensorBytes = kQBytes + kStages * kStageBytes;
 
   struct SharedStorage {
-    Barrier full[kStages][2], empty[kStages][2];  // [stage][part]
+    Pipeline<kStages, 2, false, StageState> k;
     MlaWorkTile work_tile;
     int32_t has_work;
     // PAGES: a bit for each key whose page is not hidden. Each word holds the bits of one producer

@@ -47,7 +47,7 @@ class MlaLatentProducer {
         // The warpgroup that computes the scores of the stage releases its own half of V first.
         const int32_t part = y == 0 ? stage : 1 - stage;
         load(second, 2 * part + 1);
-        storage_.empty[stage][part].wait((phases_ >> stage & 1) ^ 1);
+        storage_.k.producer_acquire({stage, phases_ >> stage}, part);
         if (y == 0) {
           store_shown(n, stage);
         } else {
@@ -60,7 +60,7 @@ class MlaLatentProducer {
         store(second, 2 * part + 1, stage);
         if (y == 1) ptx::cp_async_wait<0>();
         ptx::fence_async_proxy();
-        storage_.full[stage][part].arrive();
+        storage_.k.producer_commit({stage}, part);
       }
       phases_ ^= 1u << stage;
     }
