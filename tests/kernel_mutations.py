@@ -140,8 +140,7 @@ MUTATIONS: Dict[str, Mutation] = {
     "latent: row sums are of one warpgroup's tiles": Mutation(
         "sm90/mla_consumer.cuh", r"sums\[0\] \+ sums\[Config::kTileQ\]", "sums[0]", ["latent"]),
     "Hopper: dQ lacks the scale": Mutation(
-        "sm90/bwd_postprocess.cuh", r"(quads\[n\]\.x) \* problem\.scale", r"\1",
-        ["sm90 backward"]),
+        "sm90/dq_convert.cuh", r"(dq\.x) \* scale", r"\1", ["sm90 backward"]),
     "decode: the row sum is not rescaled": Mutation(
         "sm80/decode_softmax.cuh", r"l_\[x / 2\]\[x % 2\] \*= rescale;", "", ["sm80 decode"]),
     "split-KV: a part weighs as much as its base alone": Mutation(
