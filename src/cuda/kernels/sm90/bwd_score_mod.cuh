@@ -225,7 +225,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                       exponents);
     };
     if constexpr (Exponents::kMayBeAlibiAlone) {
-      if (!large_lse && !ScoreMod::template is_on<Softcap>(params_.common.problem))
+      if (!large_lse && !exponents_.has_derivative())
         return finish(false, exponents_.alibi(q_coord, slot, mma_n));
     }
     if constexpr (kHasPolynomials) {
