@@ -73,9 +73,9 @@ class BwdWarpgroupBase {
     return kUnit * Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
-  // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
-  // saves registers for the mainloop.
-  __device__ __forceinline__ void next_work_tile() const {
+  // Copies the next work tile from its stage; false: there is none. The count of work tiles is in
+  // shared memory, which saves registers for the mainloop.
+  __device__ __forceinline__ bool next_work_tile() const {
     volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
     const WorkTileState at{taken};
     storage_.work.consumer_wait(at);
@@ -91,14 +91,13 @@ class BwdWarpgroupBase {
       taken = at.count + 1;
       storage_.work.consumer_release(at);
     }
+    return !work_tile().end;
   }
 
   // Calls work() for each work tile.
   template <class Work>
   __device__ __forceinline__ void for_each_work_tile(Work work) const {
-    for (;;) {
-      next_work_tile();
-      if (work_tile().end) break;
+    while (next_work_tile()) {
       work();
       warpgroup_sync();  // no warp reads the work tile any more
     }
