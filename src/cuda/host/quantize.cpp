@@ -97,38 +97,39 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
         return !each.in.data || (each.vectors && each.dtype_out == FLASHATTN_DTYPE_F8E4M3);
       });
 
-  // Bytes of a block in shared memory, and of the largest part of one that a CTA has.
+  // Bytes of a block in shared memory, and of the largest share of one that a CTA has.
   const auto block_bytes = [size](const QuantizeOperand& of) {
     return int64_t{of.tokens} * of.heads * size * kVector << of.log2_lanes;
   };
   const int64_t heads = int64_t{shape.batch} * problem.heads_kv;
-  int64_t ctas = 0, part_bytes = 0, grid = 0;
+  int64_t ctas = 0, share_bytes = 0, grid = 0;
   for (const QuantizeOperand& each : x) ctas += heads * each.blocks;
   if (ctas == 0 && !args.k_mean.data) return cudaSuccess;
-  constexpr int64_t kLeastPart = 8192;
+  constexpr int64_t kLeastShare = 8192;
   const bool fills = ctas >= limits.multiprocessors;
   int32_t log2_cluster = 0;
   for (QuantizeOperand& each : x) {
     if (each.blocks > 0 && each.dtype_out == FLASHATTN_DTYPE_F8E4M3) {
       const int64_t bytes = block_bytes(each);
-      const auto part = [&] { return bytes >> each.log2_ctas; };
-      while (2 << each.log2_ctas <= limits.max_ctas &&
-             (part() > shared_of_two(limits) - kControlBytes - 2 * kMaxThreads * 16 ||
-              (!fills && part() > kLeastPart && ctas << each.log2_ctas < limits.multiprocessors))) {
+      const auto share = [&] { return bytes >> each.log2_ctas; };
+      while (
+          2 << each.log2_ctas <= limits.max_ctas &&
+          (share() > shared_of_two(limits) - kControlBytes - 2 * kMaxThreads * 16 ||
+           (!fills && share() > kLeastShare && ctas << each.log2_ctas < limits.multiprocessors))) {
         ++each.log2_ctas;
       }
     }
     log2_cluster = std::max(log2_cluster, each.log2_ctas);
-    part_bytes = std::max(part_bytes, block_bytes(each) >> each.log2_ctas);
+    share_bytes = std::max(share_bytes, block_bytes(each) >> each.log2_ctas);
   }
-  // Threads for the largest part, and its slots: those of two CTAs, or of one that has all memory.
+  // Threads for the largest share, and its slots: those of two CTAs, or of one that has all memory.
   const int32_t most = kMaxThreads * 2 / std::max(size, 2);
-  const int64_t wanted = part_bytes / (kVector * size * kAhead);
+  const int64_t wanted = share_bytes / (kVector * size * kAhead);
   const int32_t threads =
       static_cast<int32_t>(std::max<int64_t>(std::min<int64_t>(wanted, most), kMinThreads)) / 32 *
       32;
   const int64_t slot_bytes = int64_t{threads} * kVector * size;
-  const int64_t passes = ceil_div(part_bytes, slot_bytes) + 1;
+  const int64_t passes = ceil_div(share_bytes, slot_bytes) + 1;
   const int64_t bytes_of_two = shared_of_two(limits) - kControlBytes;
   const int64_t bytes =
       passes * slot_bytes <= bytes_of_two

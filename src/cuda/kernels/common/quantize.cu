@@ -54,12 +54,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const Problem& problem = params.problem;
   const QuantizeArgs& args = params.args;
   const QuantizeOperand& x = operand_of_cta(params.operands);
-  const uint32_t cta = blockIdx.x - x.first_cta, unit = cta >> x.log2_ctas;
+  const uint32_t cta = blockIdx.x - x.first_cta, index = cta >> x.log2_ctas;
   const int32_t ctas = 1 << x.log2_ctas, lanes = 1 << x.log2_lanes;
   const uint32_t rank = cta & (ctas - 1);
-  const uint32_t section = unit / problem.heads_kv;
-  const int32_t kv_head = unit - section * problem.heads_kv;
-  const int32_t b = section / x.blocks, block = section - b * x.blocks;
+  const uint32_t block_of_batch = index / problem.heads_kv;
+  const int32_t kv_head = index - block_of_batch * problem.heads_kv;
+  const int32_t b = block_of_batch / x.blocks, block = block_of_batch - b * x.blocks;
   if (b >= args.shape.batch) return;  // this CTA only fills the last cluster
   const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
   const int32_t length = x.is_q ? sequence.len.q : sequence.len.kv;
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     ptx::cluster_arrive_relaxed();
   }
   const int64_t rows = min(static_cast<int64_t>(x.tokens), length - first) * x.heads;
-  const int64_t part_rows = ceil_div(rows, ctas), begin = min(rank * part_rows, rows);
+  const int64_t share_rows = ceil_div(rows, ctas), begin = min(rank * share_rows, rows);
   const int64_t skipped = begin / x.heads;
-  const Part part{offset + first + skipped, static_cast<int32_t>(begin - skipped * x.heads),
-                  static_cast<int32_t>(min(part_rows, rows - begin)),
-                  static_cast<int32_t>(threadIdx.x) >> x.log2_lanes};
+  const Share share{offset + first + skipped, static_cast<int32_t>(begin - skipped * x.heads),
+                    static_cast<int32_t>(min(share_rows, rows - begin)),
+                    static_cast<int32_t>(threadIdx.x) >> x.log2_lanes};
   const int32_t row_step = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;
-  const int32_t passes = static_cast<int32_t>(ceil_div(part.rows, row_step));
+  const int32_t passes = static_cast<int32_t>(ceil_div(share.rows, row_step));
   const int32_t column = (static_cast<int32_t>(threadIdx.x) & (lanes - 1)) * kVector;
   const int32_t count = x.dim - column;  // columns left from there on
   const Transform transform(params, x, b, kv_head, column);
@@ -90,9 +90,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const int64_t in_seq = x.in.stride_seq * sizeof(T), in_head = x.in.stride_head * sizeof(T);
 
   // The CTA's rows from this thread's first one on; 0: the thread has no columns.
-  const int32_t own_left = count > 0 ? part.rows - part.own : 0;
+  const int32_t own_left = count > 0 ? share.rows - share.own : 0;
 
-  // Row n of a thread lies in slot n. Rows that do not stay resident take turns in the last kAhead
+  // Row n of a thread lies in slot n. Rows that do not stay resident share the last kAhead
   // slots.
   const int32_t resident = passes <= params.slots ? passes : params.slots - kAhead;
   const uint32_t own_slot = kControlBytes + threadIdx.x * kVector * sizeof(T);
@@ -135,11 +135,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const bool shifts = !kPlain && x.is_q && args.lse_shift;
   const bool is_f8 = kPlain || x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
 
-  const Loads first_loads{RowWalk(x, part, in_seq, in_head), first_slot, own_left};
+  const Loads first_loads{RowWalk(x, share, in_seq, in_head), first_slot, own_left};
   float amax = 0;
   if (is_f8 || shifts) {
     const RowLayout layout = row_layout(problem, args.shape);
-    RowWalk shift(x, part, 1, layout.head_stride);
+    RowWalk shift(x, share, 1, layout.head_stride);
     float* const shift_to = args.lse_shift + b * layout.batch_stride +
                             static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
     Loads loads = first_loads;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   }
   const int32_t size_out = dtype_size(x.dtype_out);
   char* const out = tensor_row(x.out, size_out, b, kv_head * x.heads, 0) + column * size_out;
-  RowWalk to(x, part, x.out.stride_seq * size_out, x.out.stride_head * size_out);
+  RowWalk to(x, share, x.out.stride_seq * size_out, x.out.stride_head * size_out);
   SlotWalk slot = first_slot;
   int32_t left = own_left;
   for (int32_t n = 0; n < passes; ++n, left -= row_step, to.next()) {

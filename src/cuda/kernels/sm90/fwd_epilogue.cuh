@@ -237,7 +237,7 @@ class FwdEpilogue {
       if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
       softmax_base_[mi] = top;
     };
-    if (!softmax_.is_first_part()) return false;
+    if (!softmax_.is_first_partial()) return false;
     if constexpr (Config::kPacksHeads) {
       bool overflows = false;
 #pragma unroll

@@ -65,11 +65,11 @@ class FwdFp8OStore : FwdOStore<Config> {
     }
     float seen[2] = {};  // 0, or NaN if an element is not finite
 #pragma unroll
-    for (int group = 0; group < Config::kDimV / 32; ++group) {
+    for (int n = 0; n < Config::kDimV / 32; ++n) {
       uint32_t words[4];  // low halves: the first row
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* x = &o[16 * group + 4 * j];
+        const float* x = &o[16 * n + 4 * j];
 #pragma unroll
         for (int e = 0; e < 4; ++e) seen[e / 2] = fmaf(x[e], 0.0f, seen[e / 2]);
         words[j] = ptx::pack_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
@@ -86,10 +86,10 @@ class FwdFp8OStore : FwdOStore<Config> {
       }
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
-        if (group * 32 + quad_lane * 8 >= columns[mi]) continue;
+        if (n * 32 + quad_lane * 8 >= columns[mi]) continue;
         const uint32_t half = mi == 0 ? 0x5410 : 0x7632;
-        *reinterpret_cast<uint2*>(out[mi] + group * 32) = {__byte_perm(words[0], words[1], half),
-                                                           __byte_perm(words[2], words[3], half)};
+        *reinterpret_cast<uint2*>(out[mi] + n * 32) = {__byte_perm(words[0], words[1], half),
+                                                       __byte_perm(words[2], words[3], half)};
       }
     }
 #pragma unroll

@@ -24,9 +24,9 @@
 // order: a first token that all queries look at sets the base. If a later score exceeds the base by
 // too much, the CTA computes its tile again, with online softmax in every step.
 //
-// A stage is loaded and released in two parts, the halves of V, so that the next tile's first half
-// is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied by
-// threads of the producer warpgroup instead of TMA.
+// A stage is loaded and released in two substages, the halves of V, so that the next tile's first
+// half is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied
+// by threads of the producer warpgroup instead of TMA.
 //
 // LATENT_KV: the producer warpgroup loads E4M3 to registers, and stores it times its descale as a
 // tile of 16 bits (mla_latent_producer.cuh). The consumers do not know. There are no clusters, and

@@ -192,7 +192,7 @@ class MlaMainloop : MlaEpilogue<Config> {
     }
   }
 
-  // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.
+  // S of this warpgroup's stage, as the substages of K arrive: its own half of V first.
   __device__ __forceinline__ void gemm_qk() {
     const uint32_t first = no_hoist(warpgroup_) * (Config::kHalfPanels * kPanelBytes);
     const uint32_t second = Config::kHalfPanels * kPanelBytes - first;

@@ -21,7 +21,7 @@ class MlaProducer {
         state_{static_cast<int32_t>(__shfl_sync(~0u, threadIdx.x / kThreads, 0))},
         to_(shared + Config::kKOffset + state_.index * Config::kStageBytes) {}
 
-  // Arrivals at the full barrier of a part of a stage.
+  // Arrivals at the full barrier of a substage.
   static __device__ __forceinline__ uint32_t arrivals(const MlaParams& params) {
     return params.kv_box_rows > 0 ? 1 : kThreads;
   }
@@ -54,9 +54,9 @@ class MlaProducer {
     return params_.common.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   }
 
-  // The part of the stage whose panels of V the n-th load fills. The warpgroup that computes the
+  // The substage whose panels of V the n-th load fills. The warpgroup that computes the
   // scores of the stage releases its own half of V first.
-  __device__ __forceinline__ int32_t part(int n) const {
+  __device__ __forceinline__ int32_t substage(int n) const {
     return n == 0 ? state_.index : 1 - state_.index;
   }
 
@@ -84,12 +84,13 @@ class MlaProducer {
     const int32_t first_panel = for_both ? static_cast<int32_t>(ptx::cluster_rank()) : 0;
 #pragma unroll 1
     for (int x = 0; x < 2; ++x) {
-      storage_.k.producer_acquire(state_, part(x));
-      const int32_t first = part(x) * Config::kHalfPanels;
+      storage_.k.producer_acquire(state_, substage(x));
+      const int32_t first = substage(x) * Config::kHalfPanels;
       const int32_t behind = x == 0 ? 0 : Config::kPanels - Config::kPanelsV;
       const int32_t panels = Config::kHalfPanels + behind;
-      if (threadIdx.x % 32 == 0) storage_.k.producer_expect(state_, panels * kPanelBytes, part(x));
-      const uint32_t full = storage_.k.full_barrier(state_, part(x)).address();
+      if (threadIdx.x % 32 == 0)
+        storage_.k.producer_expect(state_, panels * kPanelBytes, substage(x));
+      const uint32_t full = storage_.k.full_barrier(state_, substage(x)).address();
       __syncwarp();
 #pragma unroll 1
       for (int32_t n_box = 0, row = 0; row < kTileKv; ++n_box, row += box) {
@@ -142,7 +143,7 @@ class MlaProducer {
     if (threadIdx.x % 32 == 0) storage_.shown_kv[state_.index][warp] = shown;
   }
 
-  // Copies tile n, whose pages have been looked up, in the two parts of the stage, and looks up
+  // Copies tile n, whose pages have been looked up, in its two substages, and looks up
   // those of the next one meanwhile.
   __device__ __forceinline__ void load_rows(int32_t n) {
     const cuda::ForwardParams& common = params_.common;
@@ -161,9 +162,9 @@ class MlaProducer {
     }
 #pragma unroll 1
     for (int y = 0; y < 2; ++y) {
-      storage_.k.producer_acquire(state_, part(y));
+      storage_.k.producer_acquire(state_, substage(y));
       if (y == 0 && common.problem.mask & FLASHATTN_MASK_PAGES) store_shown_kv();
-      const int32_t first = part(y) * Config::kHalfPanels;
+      const int32_t first = substage(y) * Config::kHalfPanels;
       const int32_t panels =
           Config::kHalfPanels + (y == 0 ? 0 : Config::kPanels - Config::kPanelsV);
 #pragma unroll 1
@@ -184,10 +185,10 @@ class MlaProducer {
     look_up_rows(n + Config::kStages);
     ptx::cp_async_wait<1>();
     ptx::fence_async_proxy();
-    storage_.k.producer_commit(state_, part(0));
+    storage_.k.producer_commit(state_, substage(0));
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
-    storage_.k.producer_commit(state_, part(1));
+    storage_.k.producer_commit(state_, substage(1));
   }
 
   const MlaParams& params_;
