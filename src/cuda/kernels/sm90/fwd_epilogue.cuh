@@ -55,21 +55,11 @@ class FwdOStore {
     }
   }
 
- protected:
-  __device__ __forceinline__ const volatile WorkTile<Config::kConsumers>& work_tile() const {
-    return consumer_.work_tile();
-  }
-  __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
-  __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
-
   // The address of row i of O; FwdConsumer says what row i is.
   __device__ __forceinline__ char* o_row_ptr(int32_t i, int32_t size) const {
     return tensor_row(params_.args.o, size, work_tile().b, consumer_.head_of(i),
                       work_tile().offset_q + consumer_.query_of(i));
   }
-
-  const FwdConsumer<Config>& consumer_;
-  const ForwardParams& params_;
 
  private:
   using T = typename Config::T;
@@ -77,6 +67,12 @@ class FwdOStore {
   // O is stored in kOSubtiles subtiles of these sizes.
   static constexpr int kPanels = Config::kPanelsV / Config::kOSubtiles;
   static constexpr int kSubtileColumns = Config::kDimV / Config::kOSubtiles;
+
+  __device__ __forceinline__ const volatile WorkTile<Config::kConsumers>& work_tile() const {
+    return consumer_.work_tile();
+  }
+  __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
+  __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
 
   __device__ __forceinline__ void store_fp32(const OAccum& o, bool (&nonfinite)[2]) const {
 #pragma unroll
@@ -166,6 +162,9 @@ class FwdOStore {
           ptx::load_shared_16(staging_address(r, chunk));
     }
   }
+
+  const FwdConsumer<Config>& consumer_;
+  const ForwardParams& params_;
 };
 
 // OStore: stores O.

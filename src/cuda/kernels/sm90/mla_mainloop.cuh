@@ -7,8 +7,8 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class MlaMainloop : MlaEpilogue<Config> {
-  using Base = MlaEpilogue<Config>;
+class MlaMainloop : MlaConsumer<Config> {
+  using Base = MlaConsumer<Config>;
   using T = typename Config::T;
   using Base::params_, Base::storage_, Base::shared_, Base::warpgroup_;
   using Base::s_, Base::o_, Base::kTileKv;
@@ -37,7 +37,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       if (!redo) break;
       second_empty_ = empty_of(ptx::cluster_rank());
     }
-    this->store();
+    MlaEpilogue<Config>(*this).store();
   }
 
  private:
