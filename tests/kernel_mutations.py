@@ -97,7 +97,7 @@ MUTATIONS: Dict[str, Mutation] = {
         r"(gemm_pv_own\(\);)(\n    \}[\s\S]*?)(release\(warpgroup_\);)", r"\1\3\2",
         ["latent"]),
     "latent: scores do not wait for the second part of K": Mutation(
-        "sm90/mla_mainloop.cuh", r"storage_\.full\[warpgroup_\]\[1 - warpgroup_\]\.wait\(.*\);", "",
+        "sm90/mla_mainloop.cuh", r"storage_\.k\.consumer_wait\(own_state_, 1 - warpgroup_\);", "",
         ["latent"]),
     "portable: V is used before its copy is waited for": Mutation(
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),
@@ -140,8 +140,7 @@ MUTATIONS: Dict[str, Mutation] = {
     "latent: row sums are of one warpgroup's tiles": Mutation(
         "sm90/mla_consumer.cuh", r"sums\[0\] \+ sums\[Config::kTileQ\]", "sums[0]", ["latent"]),
     "Hopper: dQ lacks the scale": Mutation(
-        "sm90/bwd_postprocess.cuh", r"(quads\[n\]\.x) \* problem\.scale", r"\1",
-        ["sm90 backward"]),
+        "sm90/dq_convert.cuh", r"(dq\.x) \* scale", r"\1", ["sm90 backward"]),
     "decode: the row sum is not rescaled": Mutation(
         "sm80/decode_softmax.cuh", r"l_\[x / 2\]\[x % 2\] \*= rescale;", "", ["sm80 decode"]),
     "split-KV: a part weighs as much as its base alone": Mutation(

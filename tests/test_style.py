@@ -164,6 +164,25 @@ def test_clang_tidy(tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+def test_direction():
+    """Includes point from api to backends to core. Kernels and what they share have no host code
+    but pure scheduling."""
+    barred = {"src/core": r"api/|cpu/|cuda/|cuda_runtime", "src/cpu": r"api/|cuda/|cuda_runtime",
+              "src/cuda": r"api/|cpu/", "src/cuda/ptx": r"cuda/(host|device|kernels)/",
+              "src/cuda/device": r"cuda/(host|kernels)/",
+              "src/cuda/kernels": r"cuda/host/(?!schedule/)",
+              "src/cuda/host/schedule": r"cuda/(?!host/schedule/)|cuda_runtime"}
+    wrong = []
+    for folder, pattern in barred.items():
+        sources = [p for p in (ROOT / folder).rglob("*") if p.suffix in CODE]
+        assert len(sources) > 3, folder
+        for path in sources:
+            for included in re.findall(r'^#include ["<](.*)[">]', path.read_text("utf-8"), re.M):
+                if re.match(pattern, included):
+                    wrong.append(f"{name(path)} includes {included}")
+    assert not wrong
+
+
 def test_version():
     """The header is where the version stands; the build files repeat it."""
     header = (ROOT / "include" / "flashattn.h").read_text()

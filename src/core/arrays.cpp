@@ -151,7 +151,7 @@ void check_nesting(Array* array) {
 class Differences {
  public:
   Differences(const Array& x, const Array& y)
-      : low_(Wide{y.begin} - x.begin - x.run + 1), high_(Wide{y.begin} - x.begin + y.run - 1) {
+      : low_(Int128{y.begin} - x.begin - x.run + 1), high_(Int128{y.begin} - x.begin + y.run - 1) {
     int32_t nx = x.steps, ny = y.steps;
     for (; nx > 0 || ny > 0; ++count_) {
       const int64_t of_x = nx > 0 ? x.step[nx - 1].bytes : 0;
@@ -172,32 +172,32 @@ class Differences {
   bool meet() { return meet(0, low_, high_); }
 
  private:
-  __extension__ using Wide = __int128;  // sums of numbers that just fit 64 bits
+  __extension__ using Int128 = __int128;  // sums of numbers that just fit 64 bits
 
   struct Times {
-    Wide bytes = 1, least = 0, most = 0;
+    Int128 bytes = 1, least = 0, most = 0;
   };
 
-  static Wide floor(Wide a, Wide b) { return a / b - (a % b < 0); }
+  static Int128 floor(Int128 a, Int128 b) { return a / b - (a % b < 0); }
 
   // Whether the steps from number n on, longest first, can add up to an offset within [low, high].
-  bool meet(int32_t n, Wide low, Wide high) {
+  bool meet(int32_t n, Int128 low, Int128 high) {
     if (n == count_) return low <= 0 && high >= 0;
     const Times& times = times_[n];
     // With any other t the remaining steps do not reach the bounds.
-    const Wide first = -floor(most_[n + 1] - low, times.bytes);
-    const Wide last = floor(high - least_[n + 1], times.bytes);
-    const Wide end = last < times.most ? last : times.most;
-    for (Wide t = first > times.least ? first : times.least; t <= end; ++t) {
+    const Int128 first = -floor(most_[n + 1] - low, times.bytes);
+    const Int128 last = floor(high - least_[n + 1], times.bytes);
+    const Int128 end = last < times.most ? last : times.most;
+    for (Int128 t = first > times.least ? first : times.least; t <= end; ++t) {
       if (trials_-- <= 0) return false;
       if (meet(n + 1, low - t * times.bytes, high - t * times.bytes)) return true;
     }
     return false;
   }
 
-  Wide low_, high_;                    // runs share a byte at these offsets
-  Times times_[8];                     // how often each step is taken; the longest step first
-  Wide least_[9] = {}, most_[9] = {};  // offsets that the steps from one on add up to
+  Int128 low_, high_;                    // runs share a byte at these offsets
+  Times times_[8];                       // how often each step is taken; the longest step first
+  Int128 least_[9] = {}, most_[9] = {};  // offsets that the steps from one on add up to
   int32_t count_ = 0, trials_ = 1024;
 };
 

@@ -74,13 +74,14 @@ void check_rotary(const Problem& problem, const flashattn_append_kv_args& args) 
            "rotary_positions = %d %s; give the number of rows of rotary_cos, and 0 without it",
            args.rotary_positions, table ? "is below 1" : "is not 0");
   }
-  const bool turns = rotates && !table;
-  if (turns ? !(args.rotary_base >= 1) || std::isinf(args.rotary_base) : args.rotary_base != 0) {
+  const bool computes = rotates && !table;
+  if (computes ? !(args.rotary_base >= 1) || std::isinf(args.rotary_base) : args.rotary_base != 0) {
     reject(FLASHATTN_REASON_VALUE, "rotary_base", "rotary_base = %g %s",
            static_cast<double>(args.rotary_base),
-           turns ? "is not a finite number of at least 1, and there is no rotary_cos; give a base "
-                   "or tables"
-                 : "has a meaning only with rotary_dim and without rotary_cos; leave it at 0");
+           computes
+               ? "is not a finite number of at least 1, and there is no rotary_cos; give a base "
+                 "or tables"
+               : "has a meaning only with rotary_dim and without rotary_cos; leave it at 0");
   }
 }
 

@@ -380,11 +380,11 @@ Problem make_problem(const flashattn_desc& desc) {
            dtype_name(p.dtype_grad), dtype_name(p.dtype));
   }
   if (!output_type_fits(p)) {
-    const bool wide = p.dtype == FLASHATTN_DTYPE_F32;
+    const bool is_f32 = p.dtype == FLASHATTN_DTYPE_F32;
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
            "dtype_o = %s does not go with dtype = %s; use %s%sFLASHATTN_DTYPE_F32",
-           dtype_name(p.dtype_o), dtype_name(p.dtype), wide ? "" : dtype_name(p.dtype),
-           wide ? "" : " or ");
+           dtype_name(p.dtype_o), dtype_name(p.dtype), is_f32 ? "" : dtype_name(p.dtype),
+           is_f32 ? "" : " or ");
   }
   if (p.softcap > 0 && std::fabs(p.scale) / static_cast<double>(p.softcap) >= kLargestFactor) {
     reject(

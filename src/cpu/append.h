@@ -25,7 +25,7 @@ FLASHATTN_INLINE void load_angles(const AppendArgs& args, int64_t position, Rota
     }
     return;
   }
-  with_wide_dtype(args.dtype_rotary, [&](auto tag) {
+  with_float_dtype(args.dtype_rotary, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value, kBytes = kElementBytes<kDtype>;
     const char* cos = static_cast<const char*>(args.rotary_cos.data) +
                       position * args.rotary_cos.stride_seq * kBytes;
@@ -166,9 +166,9 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
   const SeqlenInfo& sequence = to.sequence;
   const int32_t size = dtype_size(args.dtype);
   RotaryAngles angles = {};
-  const RotaryAngles* const turned = args.rotary_dim > 0 ? &angles : nullptr;
+  const RotaryAngles* const rotation = args.rotary_dim > 0 ? &angles : nullptr;
   const AppendSide sides[] = {
-      {in.k, args.k_cache, in.descale_k, problem.dim_qk, turned != nullptr},
+      {in.k, args.k_cache, in.descale_k, problem.dim_qk, rotation != nullptr},
       {in.v, args.v_cache, in.descale_v, problem.dim_v, false},
   };
   tokens.end = std::min(tokens.end, to.tokens);
@@ -177,11 +177,11 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
     update_descales(problem, args, to, b, {tokens.begin, std::min(tokens.end, to.stored)}, side);
   }
   for (int32_t i = tokens.begin; i < tokens.end; ++i) {
-    if (turned) load_angles(args, rotary_position(args, to.position, i), &angles);
+    if (rotation) load_angles(args, rotary_position(args, to.position, i), &angles);
     for (int32_t h = 0; in.q.data && h < problem.heads_q; ++h) {
       append_row(args, rows_of(in.q, size, b, h, sequence.offset_q).row(i),
                  rows_of(args.q_out, size, b, h, sequence.offset_q).row(i), args.dtype,
-                 problem.dim_qk, turned, 1);
+                 problem.dim_qk, rotation, 1);
     }
     if (i >= to.stored) continue;
     for (const AppendSide& side : sides) {
@@ -190,7 +190,7 @@ inline void append_task(const Problem& problem, const AppendArgs& args, int32_t 
             kv_rows(problem, in, side.cache, side.descale, b, h, sequence.offset_kv);
         const int32_t j = sequence.len.kv + i;
         append_row(args, rows_of(side.from, size, b, h, sequence.offset_q).row(i), rows.row(j),
-                   problem.dtype_kv, side.dim, side.rotates ? turned : nullptr,
+                   problem.dtype_kv, side.dim, side.rotates ? rotation : nullptr,
                    1 / rows.descales.of(j));
       }
     }

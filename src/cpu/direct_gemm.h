@@ -223,9 +223,9 @@ constexpr int kPvVectors =
 // The number of calls of direct_pv_columns() for all columns.
 template <int32_t kDtype, int kRows>
 FLASHATTN_INLINE int32_t pv_column_steps(int32_t dim) {
-  constexpr int32_t kWide = kPvVectors<kDtype, kRows> * kWidth;
-  const int32_t left = dim % kWide, whole = dim / kWide;
-  if (kWide == kPanel) return whole + (left + kWidth - 1) / kWidth;
+  constexpr int32_t kColumns = kPvVectors<kDtype, kRows> * kWidth;
+  const int32_t left = dim % kColumns, whole = dim / kColumns;
+  if (kColumns == kPanel) return whole + (left + kWidth - 1) / kWidth;
   return whole + left / kPanel + (left % kPanel + kWidth - 1) / kWidth;
 }
 
@@ -235,8 +235,8 @@ void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int
                     int32_t dim, float* o, int64_t o_stride) {
   int32_t column = 0;
   if constexpr (kPvVectors<kDtype, kRows> != kPanelVectors) {
-    constexpr int32_t kWide = kPvVectors<kDtype, kRows> * kWidth;
-    for (; column + kWide <= dim; column += kWide) {
+    constexpr int32_t kColumns = kPvVectors<kDtype, kRows> * kWidth;
+    for (; column + kColumns <= dim; column += kColumns) {
       direct_pv_columns<kCompute, kDtype, kRows, kPvVectors<kDtype, kRows>, true>(
           p, p_stride, subtile, words, column, dim, o, o_stride);
     }

@@ -23,8 +23,8 @@ inline Tiling forward_tiling(const Problem& problem) {
   static_assert(kDirectRows >= 48, "ScoreTile::row_columns has room for every tile_q");
   // tile_q: eight or four micro-tiles; caches of machines with wide vectors are larger. tile_kv:
   // whole panels, and whole 16 x 16 tiles of dropout.
-  const bool wide = kWidth == 16;
-  const int32_t tile_q = wide ? 48 : 24, keys = (wide ? 1024 : 768) * 64;
+  const bool long_vectors = kWidth == 16;
+  const int32_t tile_q = long_vectors ? 48 : 24, keys = (long_vectors ? 1024 : 768) * 64;
   const int32_t tile_kv = keys / (dim < 64 ? 64 : dim) / 64 * 64;
   return {rows / tile_q * tile_q, tile_q, tile_kv < 64 ? 64 : tile_kv};
 }

@@ -156,8 +156,8 @@ struct ForwardJob {
             head % head_blocks,
             Interval{first, clamp_index(first + kv_heads, problem->heads_kv)}};
   }
-  FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
-    return ((static_cast<int64_t>(part) * args->shape.batch + b) * problem->heads_q + h) *
+  FLASHATTN_HD int64_t partial_row(int32_t split_idx, int32_t b, int32_t h, int32_t i) const {
+    return ((static_cast<int64_t>(split_idx) * args->shape.batch + b) * problem->heads_q + h) *
                partial_queries +
            i;
   }

@@ -18,13 +18,13 @@ int32_t CpuLauncher::append_kv(const AppendArgs& args, const Executor& on) const
   // A task that makes descales has whole blocks.
   const int32_t block = args.update_descales ? problem_.descale_block : 1;
   const int64_t task_tokens = ceil_div(16, block) * block;
-  const int64_t parts = ceil_div(shape.seqlen_q, task_tokens) + (block > 1);
-  parallel_tasks(threads_for(threads_, kElementCost * tokens * elements, on), shape.batch * parts,
-                 1, [&](int64_t task, int32_t) {
-                   const int32_t b = static_cast<int32_t>(task / parts);
+  const int64_t sequence_tasks = ceil_div(shape.seqlen_q, task_tokens) + (block > 1);
+  parallel_tasks(threads_for(threads_, kElementCost * tokens * elements, on),
+                 shape.batch * sequence_tasks, 1, [&](int64_t task, int32_t) {
+                   const int32_t b = static_cast<int32_t>(task / sequence_tasks);
                    const int64_t before =
                        block > 1 ? append_rows(problem_, args, b).sequence.len.kv % task_tokens : 0;
-                   const int64_t first = task % parts * task_tokens - before;
+                   const int64_t first = task % sequence_tasks * task_tokens - before;
                    kernels_.append(problem_, args, b,
                                    {clamp_index(first, INT32_MAX),
                                     clamp_index(first + task_tokens, INT32_MAX)});

@@ -21,13 +21,13 @@ int32_t CpuLauncher::quantize(const QuantizeArgs& args, const Executor& on) cons
   }
   const auto run = [&](const QuantizeJob& job, int32_t tokens) {
     if (!job.in.data) return;
-    const int64_t parts = ceil_div(tokens, job.task_tokens);
-    parallel_tasks(threads(int64_t{tokens} * job.heads, job.dim), head_count * parts, 1,
+    const int64_t head_tasks = ceil_div(tokens, job.task_tokens);
+    parallel_tasks(threads(int64_t{tokens} * job.heads, job.dim), head_count * head_tasks, 1,
                    [&](int64_t task, int32_t) {
-                     const int64_t head = task / parts;
+                     const int64_t head = task / head_tasks;
                      kernels_.quantize(job, static_cast<int32_t>(head / heads),
                                        static_cast<int32_t>(head % heads),
-                                       static_cast<int32_t>(task % parts) * job.task_tokens);
+                                       static_cast<int32_t>(task % head_tasks) * job.task_tokens);
                    });
   };
   // Without blocks (descale_block 0) the first task of a head has all tokens.

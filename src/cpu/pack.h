@@ -16,7 +16,7 @@ struct DtypeTag {
 
 // Calls body with the dtype, of at least 16 bits, as a compile-time constant.
 template <class Body>
-FLASHATTN_INLINE auto with_wide_dtype(int32_t dtype, Body body) {
+FLASHATTN_INLINE auto with_float_dtype(int32_t dtype, Body body) {
   switch (dtype) {
     case FLASHATTN_DTYPE_F16: return body(DtypeTag<FLASHATTN_DTYPE_F16>{});
     case FLASHATTN_DTYPE_BF16: return body(DtypeTag<FLASHATTN_DTYPE_BF16>{});
@@ -28,7 +28,7 @@ template <class Body>
 FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
   if (dtype == FLASHATTN_DTYPE_F8E4M3) return body(DtypeTag<FLASHATTN_DTYPE_F8E4M3>{});
   if (dtype == FLASHATTN_DTYPE_I8) return body(DtypeTag<FLASHATTN_DTYPE_I8>{});
-  return with_wide_dtype(dtype, body);
+  return with_float_dtype(dtype, body);
 }
 
 // with_dtype() for operands of a product: pairs of bf16 are made of bf16 alone.

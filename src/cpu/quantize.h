@@ -46,13 +46,13 @@ class QuantizeRow {
     mean_ = mean.data ? head_entry(mean, b, kv_head) : nullptr;
     if (!rotates_) return;
     size_ = job.dim & -job.dim;
-    const float unit = static_cast<float>(1 / __builtin_sqrt(static_cast<double>(size_)));
+    const float norm = static_cast<float>(1 / __builtin_sqrt(static_cast<double>(size_)));
     const uint64_t seed = job.args->rotation_seed;
     for (int32_t c = 0; c < job.dim; ++c) {
       const PhiloxWords bits =
           philox4x32_7({{static_cast<uint32_t>(c / 128), 0, 0, 0}}, static_cast<uint32_t>(seed),
                        static_cast<uint32_t>(seed >> 32));
-      signs_[c] = bits.word[c / 32 % 4] >> c % 32 & 1 ? -unit : unit;
+      signs_[c] = bits.word[c / 32 % 4] >> c % 32 & 1 ? -norm : norm;
     }
   }
 
@@ -144,7 +144,7 @@ inline void k_mean(const QuantizeArgs& args, const Problem& problem, int32_t b, 
   alignas(64) float sum[kMaxDim + kWidth];
   for (int32_t first = 0; first < count; first += kFew) {
     __builtin_memset(sum, 0, sizeof sum);
-    with_wide_dtype(args.dtype, [&](auto tag) {
+    with_float_dtype(args.dtype, [&](auto tag) {
       constexpr int32_t kDtype = decltype(tag)::value;
       for (int32_t j = first; j < count && j < first + kFew; ++j) {
         const char* row = keys.row(j);

@@ -73,7 +73,7 @@ inline Floats score_mod_row(const ScoreMod& mods, int32_t i, int32_t first, int3
       return select_by_bytes(shown, x, splat(-kInfinity));
     });
   }
-  return with_wide_dtype(mods.dtype_bias, [&](auto tag) {
+  return with_float_dtype(mods.dtype_bias, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     return modify([&](Floats x, int32_t key) {
       const char* at = row + key * int64_t{kElementBytes<kDtype>};

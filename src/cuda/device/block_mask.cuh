@@ -64,12 +64,12 @@ struct BlockMask {
     static_assert(kMmaN <= 16, "the bits of a word");
     uint32_t bits = 0;
     if (width % 8 == 0) {
-      // No block border cuts a group of 8 columns: each lane of a quad reads every fourth group's
+      // No block border cuts an octet, 8 columns: each lane of a quad reads every fourth octet's
       // bit.
 #pragma unroll
       for (int n = 0; n < kMmaN; n += 4) {
-        const int32_t group = n + lane % 4, j = first + group * 8;
-        if (group < kMmaN && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
+        const int32_t octet = n + lane % 4, j = first + octet * 8;
+        if (octet < kMmaN && j < limit && from[j / width * stride]) bits |= 3u << 2 * octet;
       }
       bits |= __shfl_xor_sync(~0u, bits, 1);
       return bits | __shfl_xor_sync(~0u, bits, 2);
@@ -103,19 +103,19 @@ struct DenseTiles {
   __device__ __forceinline__ bool few_left(int32_t, int32_t, int32_t) const { return false; }
 };
 
-// 32 consecutive KV tiles, a bit each. The queries of a Q tile are divided into kParts equal parts.
-template <int kParts>
+// 32 consecutive KV tiles, a bit each. The queries of a Q tile are divided into kSpans equal spans.
+template <int kSpans>
 struct KvTileWindow {
   int32_t idx;  // the window's tiles are 32 idx to 32 idx + 31
-  // some: tiles in which a query of the part sees a key. all: tiles in which every query sees every
+  // some: tiles in which a query of the span sees a key. all: tiles in which every query sees every
   // key.
-  uint32_t some[kParts], all[kParts];
+  uint32_t some[kSpans], all[kSpans];
 };
 
 // The KV tiles that a block mask does not hide. A look reads the mask of 32 tiles, one per lane:
-// all lanes of a warp call these functions. Each warp looks for itself. kParts: the queries are
-// divided into this many equal parts, and each part's tiles are known.
-template <class Params, int kTileQ, int kTileKv, int kParts = 1>
+// all lanes of a warp call these functions. Each warp looks for itself. kSpans: the queries are
+// divided into this many equal spans, and the tiles of each are known.
+template <class Params, int kTileQ, int kTileKv, int kSpans = 1>
 class BlockSparseTiles {
  public:
   __device__ __forceinline__ explicit BlockSparseTiles(const Params& params) : params_(params) {}
@@ -123,13 +123,13 @@ class BlockSparseTiles {
   __device__ __forceinline__ void reset() { window_.idx = -1; }
 
   // The window of the last look, for another warp with the same item.
-  __device__ __forceinline__ KvTileWindow<kParts> window() const { return window_; }
-  __device__ __forceinline__ void restore(const volatile KvTileWindow<kParts>& window) {
+  __device__ __forceinline__ KvTileWindow<kSpans> window() const { return window_; }
+  __device__ __forceinline__ void restore(const volatile KvTileWindow<kSpans>& window) {
     window_.idx = window.idx;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      window_.some[p] = window.some[p];
-      window_.all[p] = window.all[p];
+    for (int span = 0; span < kSpans; ++span) {
+      window_.some[span] = window.some[span];
+      window_.all[span] = window.all[span];
     }
   }
 
@@ -167,13 +167,13 @@ class BlockSparseTiles {
   }
   __device__ __forceinline__ int32_t after(int32_t) const { return after_; }
 
-  // full(): whether the block mask shows all keys of tile n to all queries of part p. visible():
+  // full(): whether the block mask shows all keys of tile n to all queries of a span. visible():
   // whether it shows any key to any of them. n: the tile that was found last.
-  __device__ __forceinline__ bool full(int32_t n, int p = 0) const {
-    return !masked() || (window_.all[p] >> n % 32 & 1);
+  __device__ __forceinline__ bool full(int32_t n, int span = 0) const {
+    return !masked() || (window_.all[span] >> n % 32 & 1);
   }
-  __device__ __forceinline__ bool visible(int32_t n, int p) const {
-    return !masked() || (window_.some[p] >> n % 32 & 1);
+  __device__ __forceinline__ bool visible(int32_t n, int span) const {
+    return !masked() || (window_.some[span] >> n % 32 & 1);
   }
 
   // Whether the last look has shown that the mask leaves at most `most` tiles below n, from begin
@@ -197,15 +197,15 @@ class BlockSparseTiles {
     const int32_t key = (window_.idx * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
     const int32_t queries = item.len.q, keys = item.len.kv;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      const int32_t query = item.query + p * (kTileQ / kParts);
+    for (int span = 0; span < kSpans; ++span) {
+      const int32_t query = item.query + span * (kTileQ / kSpans);
       TileKind kind = TileKind::kEmpty;
-      if (key < keys && (p == 0 || query < queries)) {
-        kind = blocks.kind({query, min(query + kTileQ / kParts, queries)},
+      if (key < keys && (span == 0 || query < queries)) {
+        kind = blocks.kind({query, min(query + kTileQ / kSpans, queries)},
                            {key, min(key + kTileKv, keys)});
       }
-      window_.some[p] = __ballot_sync(~0u, kind != TileKind::kEmpty);
-      window_.all[p] = __ballot_sync(~0u, kind == TileKind::kFull);
+      window_.some[span] = __ballot_sync(~0u, kind != TileKind::kEmpty);
+      window_.all[span] = __ballot_sync(~0u, kind == TileKind::kFull);
     }
   }
 
@@ -213,12 +213,12 @@ class BlockSparseTiles {
   __device__ __forceinline__ uint32_t some() const {
     uint32_t tiles = window_.some[0];
 #pragma unroll
-    for (int p = 1; p < kParts; ++p) tiles |= window_.some[p];
+    for (int span = 1; span < kSpans; ++span) tiles |= window_.some[span];
     return tiles;
   }
 
   const Params& params_;
-  KvTileWindow<kParts> window_{-1, {}, {}};
+  KvTileWindow<kSpans> window_{-1, {}, {}};
   int32_t after_ = 0;  // see look_ahead()
 };
 

@@ -66,12 +66,23 @@ struct PipelineState {
   __device__ __forceinline__ void advance() { ++count; }
 };
 
+// The uses of one stage, where they are counted for each stage by itself.
+struct StageState {
+  int32_t index;
+  uint32_t count = 0;  // uses passed
+
+  __device__ __forceinline__ int32_t stage() const { return index; }
+  __device__ __forceinline__ uint32_t phase() const { return count & 1; }
+  __device__ __forceinline__ void advance() { ++count; }
+};
+
 // The barriers of a pipeline's stages in one direction, full or empty. Used alone where the other
-// direction has barriers of its own. kParts: each stage has so many parts, with a barrier each.
-template <int kStages, int kParts = 1>
+// direction has barriers of its own. kSubstages: each stage has so many substages, with a barrier
+// each.
+template <int kStages, int kSubstages = 1, class State_ = PipelineState<kStages>>
 class StageBarriers {
  public:
-  using State = PipelineState<kStages>;
+  using State = State_;
 
   __device__ __forceinline__ void init(uint32_t arrivals) {
     for (auto& stage : barriers_) {
@@ -79,87 +90,89 @@ class StageBarriers {
     }
   }
 
-  __device__ __forceinline__ Barrier& at(State state, int32_t part = 0) {
-    return barriers_[state.stage()][part];
+  __device__ __forceinline__ Barrier& at(State state, int32_t substage = 0) {
+    return barriers_[state.stage()][substage];
   }
 
-  __device__ __forceinline__ void arrive(State state, int32_t part = 0) {
-    at(state, part).arrive();
+  __device__ __forceinline__ void arrive(State state, int32_t substage = 0) {
+    at(state, substage).arrive();
   }
   // Waits for the phase of this use of the stage.
-  __device__ __forceinline__ void wait(State state, int32_t part = 0) {
-    at(state, part).wait(state.phase());
+  __device__ __forceinline__ void wait(State state, int32_t substage = 0) {
+    at(state, substage).wait(state.phase());
   }
   // Waits for the phase of the use before; the first use has none, and does not wait.
-  __device__ __forceinline__ void wait_before(State state, int32_t part = 0) {
-    at(state, part).wait(state.phase() ^ 1);
+  __device__ __forceinline__ void wait_before(State state, int32_t substage = 0) {
+    at(state, substage).wait(state.phase() ^ 1);
   }
 
  private:
-  Barrier barriers_[kStages][kParts];
+  Barrier barriers_[kStages][kSubstages];
 };
 
-// kParts: producers fill, and consumers release, so many parts of a stage on their own. kCluster:
-// consumers release a stage to both CTAs of a cluster of two, as both fill it.
-template <int kStages, int kParts = 1, bool kCluster = false>
+// kSubstages: producers fill, and consumers release, so many substages of a stage on their own.
+// kCluster: consumers release a stage to both CTAs of a cluster of two, as both fill it.
+template <int kStages, int kSubstages = 1, bool kCluster = false,
+          class State_ = PipelineState<kStages>>
 class Pipeline {
  public:
-  using State = PipelineState<kStages>;
+  using State = State_;
 
-  // Arrivals that fill a part of a stage, and arrivals that release it.
+  // Arrivals that fill a substage, and arrivals that release it.
   __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
     full_.init(producers);
     empty_.init(consumers);
   }
 
   // Waits until the stage is free.
-  __device__ __forceinline__ void producer_acquire(State state, int32_t part = 0) {
-    empty_.wait_before(state, part);
+  __device__ __forceinline__ void producer_acquire(State state, int32_t substage = 0) {
+    empty_.wait_before(state, substage);
   }
   // Whether the stage is free.
-  __device__ __forceinline__ bool producer_test(State state, int32_t part = 0) {
-    return empty_.at(state, part).test(state.phase() ^ 1);
+  __device__ __forceinline__ bool producer_test(State state, int32_t substage = 0) {
+    return empty_.at(state, substage).test(state.phase() ^ 1);
   }
   // Arrives as a producer, and expects bytes that arrive at full_barrier().
-  __device__ __forceinline__ void producer_expect(State state, uint32_t bytes, int32_t part = 0) {
-    full_.at(state, part).expect(bytes);
+  __device__ __forceinline__ void producer_expect(State state, uint32_t bytes,
+                                                  int32_t substage = 0) {
+    full_.at(state, substage).expect(bytes);
   }
-  __device__ __forceinline__ void producer_commit(State state, int32_t part = 0) {
-    full_.arrive(state, part);
+  __device__ __forceinline__ void producer_commit(State state, int32_t substage = 0) {
+    full_.arrive(state, substage);
   }
 
-  __device__ __forceinline__ void consumer_wait(State state, int32_t part = 0) {
-    full_.wait(state, part);
+  __device__ __forceinline__ void consumer_wait(State state, int32_t substage = 0) {
+    full_.wait(state, substage);
   }
   // See mbarrier_wait_with_pair().
   __device__ __forceinline__ void consumer_wait_with_pair(State state, const float (&pair)[2]) {
     full_.at(state, 0).wait_with_pair(state.phase(), pair);
   }
   // Waits only if `valid`, without a branch that the compiler sees.
-  __device__ __forceinline__ void consumer_wait_if(bool valid, State state, int32_t part = 0) {
-    full_.at(state, part).wait_if(valid, state.phase());
+  __device__ __forceinline__ void consumer_wait_if(bool valid, State state, int32_t substage = 0) {
+    full_.at(state, substage).wait_if(valid, state.phase());
   }
   // Whether the stage is full.
-  __device__ __forceinline__ bool consumer_test(State state, int32_t part = 0) {
-    return full_.at(state, part).test(state.phase());
+  __device__ __forceinline__ bool consumer_test(State state, int32_t substage = 0) {
+    return full_.at(state, substage).test(state.phase());
   }
-  __device__ __forceinline__ void consumer_release(State state, int32_t part = 0) {
-    empty_.arrive(state, part);
-    if constexpr (kCluster) consumer_release_peer(state, part);
+  __device__ __forceinline__ void consumer_release(State state, int32_t substage = 0) {
+    empty_.arrive(state, substage);
+    if constexpr (kCluster) consumer_release_peer(state, substage);
   }
-  __device__ __forceinline__ void consumer_release_peer(State state, int32_t part = 0) {
-    empty_.at(state, part).arrive_peer();
+  __device__ __forceinline__ void consumer_release_peer(State state, int32_t substage = 0) {
+    empty_.at(state, substage).arrive_peer();
   }
 
-  __device__ __forceinline__ Barrier& full_barrier(State state, int32_t part = 0) {
-    return full_.at(state, part);
+  __device__ __forceinline__ Barrier& full_barrier(State state, int32_t substage = 0) {
+    return full_.at(state, substage);
   }
-  __device__ __forceinline__ Barrier& empty_barrier(State state, int32_t part = 0) {
-    return empty_.at(state, part);
+  __device__ __forceinline__ Barrier& empty_barrier(State state, int32_t substage = 0) {
+    return empty_.at(state, substage);
   }
 
  private:
-  StageBarriers<kStages, kParts> full_, empty_;
+  StageBarriers<kStages, kSubstages, State> full_, empty_;
 };
 
 }  // namespace flashattn::cuda

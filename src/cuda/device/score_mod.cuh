@@ -98,6 +98,20 @@ struct ScoreModMembers {
     return derivative;
   }
 
+  // Returns the factor from products, which members of the product stage may have changed, to
+  // scores.
+  static __device__ __forceinline__ float product_factor(const Problem& problem) {
+    float factor = problem.scale;
+    const auto ask = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == ScoreStage::kProduct) {
+        if (is_on<Member>(problem)) factor = Member::factor(problem);
+      }
+    };
+    (ask(Type<Members>()), ...);
+    return factor;
+  }
+
   // Whether a member of the stage is on.
   template <ScoreStage kStage>
   static __device__ __forceinline__ bool stage_is_on(const Problem& problem) {
@@ -154,16 +168,15 @@ struct WideMembers {
   int32_t i, j;       // the lane's first query and key
   int32_t query_end;  // end of the queries that count
 
-  // The factor from products to scores; with a softcap, the factor after it.
   static __device__ __forceinline__ float product_factor(const Problem& problem) {
-    return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
+    return RuntimeScoreMod::product_factor(problem) * (kLog2E / kWideUnit);
   }
   // Whether scores must have that factor before their row maximum is taken, though no bias applies
   // it: the factor is negative, or a block mask, a tree or hidden pages may leave a row one key,
   // whose P is to be exactly 1.
   static __device__ __forceinline__ bool needs_product(const Problem& problem) {
     return (problem.mask & (FLASHATTN_MASK_BLOCKS | kKeyBitMasks)) ||
-           (!Softcap::is_on(problem) && problem.scale < 0);
+           RuntimeScoreMod::product_factor(problem) < 0;
   }
   // The part of product_factor() that is still to be applied once scores have been modified.
   static __device__ __forceinline__ float remaining_factor(const Problem& problem) {

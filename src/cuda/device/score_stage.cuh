@@ -6,6 +6,7 @@
 // static constexpr bool kReadsMemory: it reads an array beside Q, K and V.
 // static bool is_on(const Problem&): whether the problem asks for it. kMask and kWeight need none:
 //   kernels decide about those.
+// static float factor(const Problem&): kProduct only. The factor from its results to scores.
 // static float derivative_at(float): kProduct only. The member's derivative where its result is
 //   this value.
 //

@@ -46,6 +46,7 @@ struct Softcap {
   static __device__ __forceinline__ bool is_on(const Problem& problem) {
     return problem.softcap != 0;
   }
+  static __device__ __forceinline__ float factor(const Problem& problem) { return problem.softcap; }
 
   float inner;  // scale / softcap
   float outer;  // the softcap, in the units of the scores

@@ -2,7 +2,7 @@
 #include "cuda/host/bwd_common.h"
 
 #include "core/arrays.h"
-#include "cuda/kernels/common/bwd_postprocess.h"
+#include "cuda/host/bwd_rows.h"
 
 namespace flashattn::cuda {
 namespace {

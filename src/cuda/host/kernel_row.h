@@ -35,8 +35,10 @@ class KernelRow {
   // the kernel of calls that the row accepts.
   virtual bool accepts(const Args&) const { return true; }
 
-  // The expected time of a shape that the row supports.
-  virtual RowCost cost(const Shape& shape) const = 0;
+  // The expected time of a shape that the row supports. The default is for rows that need no model:
+  // they are alone, or supports() leaves to other rows what those do faster. Of equal rows the
+  // registry's first runs.
+  virtual RowCost cost(const Shape&) const { return {1.0, nullptr}; }
 
   // The workspace in bytes. Never decreases as the shape grows, whether or not the row supports it.
   virtual int64_t workspace(const Shape& shape) const = 0;

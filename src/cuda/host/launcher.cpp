@@ -6,9 +6,9 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/host/append_kv.h"
+#include "cuda/host/combine.h"
 #include "cuda/host/kernel_setup.h"
-#include "cuda/kernels/common/append_kv.h"
-#include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "cuda/host/driver.h"
 #include "cuda/host/plan_rows.h"
-#include "cuda/kernels/common/quantize.h"
+#include "cuda/host/quantize.h"
 
 namespace flashattn::cuda {
 

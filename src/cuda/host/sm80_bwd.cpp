@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "core/score_mod.h"
-#include "cuda/kernels/common/bwd_postprocess.h"
-#include "cuda/kernels/common/bwd_preprocess.h"
+#include "cuda/host/bwd_rows.h"
 
 namespace flashattn::cuda::sm80 {
 namespace {

@@ -14,7 +14,6 @@ class BackwardKernels final : public BackwardRow {
 
   const char* title() const override { return "portable kernels"; }
   bool supports(const Shape&, const char**) const override { return true; }
-  RowCost cost(const Shape&) const override { return {1.0, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;

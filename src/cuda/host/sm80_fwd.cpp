@@ -13,7 +13,7 @@
 #include "cuda/host/sm80_bwd.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/schedule/split_kv.h"
-#include "cuda/kernels/common/combine.h"
+#include "cuda/host/combine.h"
 
 namespace flashattn::cuda::sm80 {
 namespace {

@@ -6,7 +6,6 @@
 #include "cuda/host/bwd_common.h"
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/sm90_dbias.h"
-#include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 #include "cuda/kernels/sm90/table.h"
 
@@ -27,7 +26,6 @@ class BackwardKernels final : public BackwardRow {
   const char* title() const override { return "Hopper kernels"; }
   bool supports(const Shape& shape, const char** why_not) const override;
   bool accepts(const BackwardArgs& args) const override;
-  RowCost cost(const Shape&) const override { return {0.6, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;

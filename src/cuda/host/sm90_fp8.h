@@ -18,7 +18,6 @@ class Fp8ForwardKernels final : public ForwardRow {
 
   const char* title() const override { return "Hopper kernels for E4M3"; }
   bool supports(const Shape&, const char**) const override { return true; }
-  RowCost cost(const Shape&) const override { return {1.0, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;

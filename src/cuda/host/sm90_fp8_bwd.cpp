@@ -3,7 +3,7 @@
 
 #include "core/arrays.h"
 #include "cuda/host/kernel_setup.h"
-#include "cuda/kernels/sm90/fp8_convert.h"
+#include "cuda/host/sm90_fp8_convert.h"
 
 namespace flashattn::cuda::sm90 {
 

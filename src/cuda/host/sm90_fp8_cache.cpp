@@ -8,7 +8,7 @@
 #include "core/select.h"
 #include "cuda/host/kernel_setup.h"
 #include "cuda/host/sm90_packed.h"
-#include "cuda/kernels/sm90/fp8_convert.h"
+#include "cuda/host/sm90_fp8_convert.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 // The most memory that the copies take. Each sequence's copy has room for the longest sequence, so
 // that copies of many sequences at once would take more memory than most caches.
 constexpr int64_t kMostCopyBytes = int64_t{4} << 30;
-constexpr int32_t kMostTurns = 64;  // with more, launch overhead would exceed the computation
+constexpr int32_t kMostRounds = 64;  // with more, launch overhead would exceed the computation
 
 // The copies lie as (batch, seqlen_kv, heads_kv, dim) also where the cache is paged.
 Problem with_copies(const Problem& problem) {
@@ -101,12 +101,12 @@ int32_t Fp8CacheRow::sequences_at_once(const Shape& shape) const {
   // sequence.
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) || problem_.dropout_threshold() != 0)
     return 0;
-  Shape part = shape;
-  part.batch = 1;
-  const int64_t one = copies(part, nullptr).bytes;
-  part.batch = static_cast<int32_t>(std::min<int64_t>(most_bytes_ / one, shape.batch));
-  while (part.batch > 0 && copies(part, nullptr).bytes > most_bytes_) --part.batch;  // alignment
-  return int64_t{part.batch} * kMostTurns < shape.batch ? 0 : part.batch;
+  Shape some = shape;
+  some.batch = 1;
+  const int64_t one = copies(some, nullptr).bytes;
+  some.batch = static_cast<int32_t>(std::min<int64_t>(most_bytes_ / one, shape.batch));
+  while (some.batch > 0 && copies(some, nullptr).bytes > most_bytes_) --some.batch;  // alignment
+  return int64_t{some.batch} * kMostRounds < shape.batch ? 0 : some.batch;
 }
 
 bool Fp8CacheRow::pays(int64_t queries) const {
@@ -149,19 +149,19 @@ Fp8CacheRow::Copies Fp8CacheRow::copies(const Shape& shape, void* base) const {
 }
 
 int64_t Fp8CacheRow::workspace(const Shape& shape) const {
-  // If not all copies fit in most_bytes_, sequences take turns, or only smaller shapes run on this
-  // row.
+  // If not all copies fit in most_bytes_, sequences are computed in rounds, or only smaller shapes
+  // run on this row.
   if (!forced_ && !pays(shape.seqlen_q)) return 0;
   return std::min(copies(shape, nullptr).bytes, most_bytes_) + rows_.workspace(shape);
 }
 
 std::string Fp8CacheRow::describe(const Shape& shape, flashattn_plan_properties* properties) const {
-  Shape part = shape;
-  part.batch = sequences_at_once(shape);
-  const std::string turns =
-      part.batch < shape.batch ? ", of " + std::to_string(part.batch) + " sequences at a time" : "";
+  Shape some = shape;
+  some.batch = sequences_at_once(shape);
+  const std::string rounds =
+      some.batch < shape.batch ? ", of " + std::to_string(some.batch) + " sequences at a time" : "";
   return " on copies of K and V in " + std::string(dtype_label(problem_.dtype)) +
-         " in the workspace" + turns + ": " + rows_.why(part, properties);
+         " in the workspace" + rounds + ": " + rows_.why(some, properties);
 }
 
 int32_t Fp8CacheRow::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {

@@ -1,6 +1,6 @@
 // The forward pass where K and V are a cache of E4M3 beside q of 16 bits and queries are many: the
 // 16-bit kernels, on copies of K and V in the workspace. If all copies do not fit, sequences take
-// turns: as many as fit are converted and computed, then the next ones.
+// rounds: as many as fit are converted and computed, then the next ones.
 #pragma once
 
 #include <string>
@@ -32,7 +32,7 @@ class Fp8CacheRow final : public ForwardRow {
   };
   Copies copies(const Shape& shape, void* base) const;
   // How many sequences are converted and computed at a time. 0: the row cannot run the shape,
-  // because not all copies fit and sequences cannot take turns, or would take too many.
+  // because not all copies fit and sequences cannot be computed in rounds, or in too many.
   int32_t sequences_at_once(const Shape& shape) const;
   int32_t launch_sequences(const ForwardArgs& args, void* workspace, cudaStream_t stream) const;
   // Whether the copies pay for sequences of so many queries.

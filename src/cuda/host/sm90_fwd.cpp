@@ -55,8 +55,9 @@ L2Swizzle swizzle(const Problem& problem, const Shape& shape, int32_t tile_q, in
   if (!problem.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem.dim_qk + problem.dim_v) * dtype_size(problem.dtype);
-  // All CTAs begin a group of heads at about the same time and load its K and V. For short
-  // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
+  // All CTAs begin a bundle of heads at about the same time and load its K and V. For short
+  // sequences smaller bundles are faster (2 % at 512 tokens); for longer ones they cost up to 1.4
+  // %.
   const int64_t bytes = l2_bytes / (head_bytes <= (1 << 20) ? 8 : 2);
   const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem.q_heads_per_kv_head();
   return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(resident, tiles));

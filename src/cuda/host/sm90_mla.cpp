@@ -9,7 +9,7 @@
 #include "cuda/host/schedule/split_kv.h"
 #include "cuda/host/sm90_fwd.h"
 #include "cuda/host/tensor_map.h"
-#include "cuda/kernels/common/combine.h"
+#include "cuda/host/combine.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {

@@ -17,6 +17,7 @@ class MlaKernels final : public ForwardRow {
   const char* title() const override { return "Hopper kernel for latent attention"; }
   bool supports(const Shape& shape, const char** why_not) const override;
   bool accepts(const ForwardArgs& args) const override;
+  // Below that of short sequences on portable kernels, too: their tiles for these heads are small.
   RowCost cost(const Shape&) const override { return {0.3, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;

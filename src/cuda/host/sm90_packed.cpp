@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cuda/kernels/common/combine.h"
+#include "cuda/host/combine.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/host/sm90_fwd.h"
-#include "cuda/kernels/common/combine.h"
+#include "cuda/host/combine.h"
 
 namespace flashattn::cuda::sm90 {
 

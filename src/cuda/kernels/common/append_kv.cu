@@ -1,21 +1,13 @@
 #include "cuda/kernels/common/append_kv.h"
 
-#include <algorithm>
 #include <cfloat>
 
 #include "core/descale.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/preload.h"
 #include "cuda/kernels/common/append_unit.cuh"
+#include "cuda/kernels/common/with_type.cuh"
 
 namespace flashattn::cuda {
 namespace {
-
-constexpr int kMaxThreads = 384;
-constexpr int kSmallThreads = 128;  // threads of a CTA where several share a token, to end sooner
-constexpr int kVector = 8;          // elements that a thread loads at once, where rows are aligned
-constexpr int kMaxAngles = 1024;    // angles of all tokens of a CTA
-static_assert(kMaxAngles >= kMaxRotaryPairs);
 
 // The rows of every `step`-th token.
 struct RowWalk {
@@ -114,9 +106,9 @@ __device__ __forceinline__ void move_unit(const AppendParams& params, const Appe
 // blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time. blockIdx.z: a share
 // of their units.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 2 : 1)
+__global__ void __launch_bounds__(kAppendMaxThreads, sizeof(T) == 2 ? 2 : 1)
     append_kv_kernel(const __grid_constant__ AppendParams params) {
-  __shared__ __align__(16) float cosines[kMaxAngles], sines[kMaxAngles];
+  __shared__ __align__(16) float cosines[kAppendMaxAngles], sines[kAppendMaxAngles];
   const Problem& problem = params.problem;
   const AppendArgs& args = params.args;
   const int32_t b = blockIdx.x;
@@ -259,12 +251,10 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
   if (threadIdx.x % 32 == 0) *descale = made;
 }
 
-constexpr int kBlockThreads = 128;
-
 // The kernel that makes descales. blockIdx.x: the sequence. A warp takes one block of tokens of one
 // head of K or V at a time.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kBlockThreads, 4)
+__global__ void __launch_bounds__(kAppendBlockThreads, 4)
     append_blocks_kernel(const __grid_constant__ AppendParams params) {
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
@@ -273,7 +263,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   if (to.stored == 0) return;
   const int32_t before = to.sequence.len.kv, first = before / problem.descale_block;
   const int32_t blocks = (before + to.stored - 1) / problem.descale_block - first + 1;
-  constexpr int kWarps = kBlockThreads / 32;
+  constexpr int kWarps = kAppendBlockThreads / 32;
   for (Walk at(blockIdx.y * kWarps + threadIdx.x / 32, gridDim.y * kWarps, params.by_heads);
        at.quotient < blocks; at.next()) {
     const bool is_k = in.k.data && at.remainder < problem.heads_kv;
@@ -292,129 +282,18 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-template <class T>
-struct AppendKernels {
-  static constexpr auto kVectors = &append_kv_kernel<T, kVector>;
-  static constexpr auto kElements = &append_kv_kernel<T, 1>;
-  static constexpr auto kBlockVectors = &append_blocks_kernel<T, kVector>;
-  static constexpr auto kBlockElements = &append_blocks_kernel<T, 1>;
-};
-
-// Calls use(AppendKernels<T>()) with the type of new tokens.
-template <class Use>
-auto with_append_kernels(int32_t dtype, Use use) {
-  switch (dtype) {
-    case FLASHATTN_DTYPE_F16: return use(AppendKernels<__half>());
-    case FLASHATTN_DTYPE_BF16: return use(AppendKernels<__nv_bfloat16>());
-    default: return use(AppendKernels<float>());
-  }
+template <class T, int kPairs>
+constexpr AppendKernels instance() {
+  return {&append_kv_kernel<T, kPairs>, &append_blocks_kernel<T, kPairs>, &advance_lens_kernel};
 }
 
 }  // namespace
 
-cudaError_t preload_append_kernels(const Problem& problem) {
-  cudaError_t error = preload(&advance_lens_kernel);
-  for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
-    if (problem.dtype != FLASHATTN_DTYPE_F8E4M3 && problem.dtype != dtype) continue;
-    with_append_kernels(dtype, [&](auto of) {
-      if (error == cudaSuccess) error = preload(of.kVectors, of.kElements);
-      if (error == cudaSuccess && problem.has_f8_cache() && problem.descale_block > 0) {
-        error = preload(of.kBlockVectors, of.kBlockElements);
-      }
-    });
-  }
-  return error;
-}
-
-cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, bool vectors,
-                             int32_t multiprocessors, cudaStream_t stream) {
-  const Shape& shape = args.shape;
-  const Inputs& in = args.inputs;
-  const int32_t size = vectors ? kVector : 1;
-  AppendParams p{};
-  p.problem = problem;
-  p.args = args;
-  const auto operand = [&](const flashattn_tensor& from, const flashattn_tensor& to,
-                           const flashattn_tensor& descale, int32_t dim, int32_t rotary_dim) {
-    const bool halves = args.rotary == FLASHATTN_ROTARY_HALVES;
-    const int32_t split = !vectors           ? (halves ? rotary_dim / 2 : 0)
-                          : rotary_dim > 0   ? rotary_dim / 2
-                          : dim % (2 * size) ? 0
-                                             : dim / 2;
-    const int32_t units = static_cast<int32_t>(ceil_div(dim, 2 * size));
-    return AppendOperand{from, to, descale, FastDivmod::of(units), 0, dim, rotary_dim / 2, split};
-  };
-  p.operands[0] = operand(in.q, args.q_out, {}, problem.dim_qk, args.rotary_dim);
-  p.operands[1] = operand(in.k, args.k_cache, in.descale_k, problem.dim_qk, args.rotary_dim);
-  p.operands[2] = operand(in.v, args.v_cache, in.descale_v, problem.dim_v, 0);
-  p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
-  p.by_block = FastDivmod::of(std::max(problem.descale_block, 1));
-  const bool updates =
-      args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 && (in.k.data || in.v.data);
-  if (updates) {
-    const auto kernel = with_append_kernels(
-        args.dtype, [vectors](auto of) { return vectors ? of.kBlockVectors : of.kBlockElements; });
-    const int32_t heads = problem.heads_kv * (in.k.data && in.v.data ? 2 : 1);
-    p.by_heads = FastDivmod::of(heads);
-    const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
-    const int64_t ctas = ceil_div(blocks * heads, kBlockThreads / 32);
-    const dim3 grid(static_cast<unsigned>(shape.batch),
-                    static_cast<unsigned>(std::min<int64_t>(ctas, 65535)));
-    const cudaError_t error = launch_kernel(kernel, grid, kBlockThreads, 0, p, stream);
-    if (error != cudaSuccess) return error;
-    p.operands[1].from = p.operands[2].from = {};  // what follows moves q alone
-  }
-  for (int n = 0; n < 3; ++n) {
-    AppendOperand& x = p.operands[n];
-    x.first_unit = p.units;
-    if (x.from.data) p.units += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_units.divisor;
-  }
-  const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
-  const auto advance_lens = [&] {
-    return launch_kernel(&advance_lens_kernel,
-                         dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
-                         stream);
-  };
-  if (p.units == 0 || shape.seqlen_q == 0) {
-    return args.lens_out && (updates || !in_place) ? advance_lens() : cudaSuccess;
-  }
-  p.pairs = p.operands[0].from.data || p.operands[1].from.data ? args.rotary_dim / 2 : 0;
-  p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
-  const int32_t most_tokens = kMaxAngles / std::max(p.pairs, 1);
-  // A CTA has as many threads as a token has units, or one for each unit of several tokens.
-  p.slots = std::max(std::min({kMaxThreads / 2 / p.units, shape.seqlen_q, most_tokens}), 1);
-  int64_t ctas = ceil_div(shape.seqlen_q, p.slots);
-  // Where there are tokens enough, each thread moves a unit of several, one after the other.
-  constexpr int32_t kMaxRounds = 8, kCtasPerMultiprocessor = 16;
-  const int64_t rounds = ctas * shape.batch / (kCtasPerMultiprocessor * multiprocessors);
-  p.tokens_per_cta =
-      std::min(p.slots * clamp_index(std::max<int64_t>(rounds, 1), kMaxRounds), most_tokens);
-  ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
-  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
-    // Most sequences may be shorter than the longest: limits CTAs without a token.
-    const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
-    ctas = std::min(ctas, std::max(4 * mean, ceil_div(16 * int64_t{multiprocessors}, shape.batch)));
-  }
-  if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
-  // The grid's limit. Also, the index of a token one step past the last must not overflow.
-  ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
-  int64_t shares = ceil_div(p.units * p.slots, kMaxThreads);  // shares of units, a thread a unit
-  unsigned split = 1;                                         // CTAs that divide the shares
-  if (p.slots == 1 && !(in_place && ctas == 1)) {
-    const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
-    split = static_cast<unsigned>(
-        std::max<int64_t>(std::min(ceil_div(p.units, kSmallThreads), spare), 1));
-    shares = std::max<int64_t>(shares, split);
-  }
-  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.units * p.slots, shares), 32) * 32);
-  p.by_units = FastDivmod::of(p.units < threads ? p.units : threads);
-  p.writes_lens = args.lens_out && !(in_place && ctas > 1);
-  const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split);
-  const auto kernel = with_append_kernels(
-      args.dtype, [vectors](auto of) { return vectors ? of.kVectors : of.kElements; });
-  const cudaError_t error = launch_pdl(kernel, grid, threads, 0, p, stream);
-  if (error != cudaSuccess || !in_place || p.writes_lens) return error;
-  return advance_lens();
+AppendKernels append_kernels(int32_t dtype, bool vectors) {
+  return with_type(dtype, [vectors](auto number) {
+    using T = decltype(number);
+    return vectors ? instance<T, kAppendVector>() : instance<T, 1>();
+  });
 }
 
 }  // namespace flashattn::cuda

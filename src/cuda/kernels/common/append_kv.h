@@ -1,8 +1,6 @@
 // New keys and values into a cache, with rotary position embedding: flashattn_append_kv.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "core/append_rows.h"
 
 namespace flashattn::cuda {
@@ -32,11 +30,19 @@ struct AppendParams {
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");
 
-// Loads the kernels that a plan with this problem may launch.
-cudaError_t preload_append_kernels(const Problem& problem);
-// vectors: rows of all arrays of the call can be moved 8 elements at once. multiprocessors: of the
-// device.
-cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, bool vectors,
-                             int32_t multiprocessors, cudaStream_t stream);
+constexpr int kAppendMaxThreads = 384;
+constexpr int kAppendBlockThreads = 128;  // threads of a CTA that makes descales
+constexpr int kAppendVector = 8;  // elements that a thread loads at once, where rows are aligned
+constexpr int kAppendMaxAngles = 1024;  // angles of all tokens of a CTA
+static_assert(kAppendMaxAngles >= kMaxRotaryPairs);
+
+struct AppendKernels {
+  void (*append)(AppendParams);  // moves tokens of q, and of k and v whose descales are given
+  void (*append_blocks)(AppendParams);  // moves tokens of k and v, and makes their descales
+  void (*advance_lens)(AppendParams);   // writes lens_out, which may be lens_kv, after the others
+};
+
+// dtype: of new tokens. vectors: rows of all arrays of the call can be moved 8 elements at once.
+AppendKernels append_kernels(int32_t dtype, bool vectors);
 
 }  // namespace flashattn::cuda

@@ -1,11 +1,7 @@
-#include "cuda/kernels/common/bwd_postprocess.h"
-
-#include <algorithm>
-
-#include "cuda/host/preload.h"
-#include "cuda/host/launch.h"
+// The kernels after the backward pass: dQ in its output type, and the gradient of the sinks.
 #include "cuda/kernels/common/bwd_rows.cuh"
 #include "cuda/kernels/common/lse_delta.cuh"
+#include "cuda/kernels/common/with_type.cuh"
 #include "cuda/device/score_mod.cuh"
 #include "cuda/device/smem_tile.cuh"
 
@@ -92,15 +88,6 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0] / kPUnit<T>);
 }
 
-// Rows of the gradient of the bias, over (sequence, head, query).
-__host__ __device__ __forceinline__ int64_t dbias_rows(const BackwardParams& params) {
-  const BackwardArgs& args = params.args;
-  const auto extent = [](int64_t stride, int64_t count) { return stride == 0 ? 1 : count; };
-  return extent(args.dbias_stride_row, args.shape.seqlen_q) *
-         extent(args.dbias_stride_head, params.problem.heads_q) *
-         extent(args.dbias_stride_batch, args.shape.batch);
-}
-
 // Clears the gradient of the bias, a row a CTA at a time.
 __global__ void __launch_bounds__(kRowThreads)
     clear_dbias_kernel(const __grid_constant__ BackwardParams params) {
@@ -121,64 +108,25 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-template <class T>
-cudaError_t launch_as(const BackwardParams& params, cudaStream_t stream) {
-  return with_lanes(params.problem.dim_qk, [&](auto lanes) {
-    return launch_kernel(&bwd_postprocess_kernel<T, lanes()>,
-                         grid_for(params, kPostprocessSteps, lanes()), kRowThreads, 0, params,
-                         stream);
-  });
-}
-
-template <class T>
-cudaError_t preload_as(const Problem& problem) {
-  return with_lanes(problem.dim_qk,
-                    [](auto lanes) { return preload(&bwd_postprocess_kernel<T, lanes()>); });
-}
-
-cudaError_t preload_dq(const Problem& problem) {
-  switch (problem.dtype) {
-    case FLASHATTN_DTYPE_F16: return preload_as<__half>(problem);
-    case FLASHATTN_DTYPE_BF16: return preload_as<__nv_bfloat16>(problem);
-    default: return preload_as<float>(problem);
-  }
-}
-
-// Returns the kernel for the units of lse2 and delta, which bf16 and fp32 share.
-auto dsink_kernel_of(const Problem& problem) {
-  return problem.dtype == FLASHATTN_DTYPE_F16 ? &dsink_kernel<__half> : &dsink_kernel<float>;
+template <class T, int kLanes>
+constexpr BwdRowKernel instance() {
+  return {&bwd_postprocess_kernel<T, kLanes>, kRowThreads / kLanes * kPostprocessSteps, 0};
 }
 
 }  // namespace
 
-cudaError_t preload_bwd_postprocess(const Problem& problem) {
-  const cudaError_t error = preload_dq(problem);
-  const bool sink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
-  return error == cudaSuccess && sink ? preload(dsink_kernel_of(problem)) : error;
+BwdRowKernel bwd_postprocess_rows(const Problem& problem) {
+  return with_type(problem.dtype, [&problem](auto number) {
+    using T = decltype(number);
+    return problem.dim_qk <= kNarrowRow ? instance<T, 8>() : instance<T, 16>();
+  });
 }
 
-cudaError_t launch_bwd_postprocess(const BackwardParams& params, cudaStream_t stream) {
-  switch (params.problem.dtype) {
-    case FLASHATTN_DTYPE_F16: return launch_as<__half>(params, stream);
-    case FLASHATTN_DTYPE_BF16: return launch_as<__nv_bfloat16>(params, stream);
-    default: return launch_as<float>(params, stream);
-  }
+// bf16 and fp32 share the units of lse2 and delta.
+BackwardKernel dsink_kernel_of(const Problem& problem) {
+  return problem.dtype == FLASHATTN_DTYPE_F16 ? &dsink_kernel<__half> : &dsink_kernel<float>;
 }
 
-cudaError_t preload_clear_dbias() { return preload(&clear_dbias_kernel); }
-
-cudaError_t launch_clear_dbias(const BackwardParams& params, int32_t multiprocessors,
-                               cudaStream_t stream) {
-  constexpr int kCtasPerSm = 8;
-  const int64_t ctas = std::min<int64_t>(dbias_rows(params), int64_t{multiprocessors} * kCtasPerSm);
-  return launch_kernel(&clear_dbias_kernel, dim3(static_cast<unsigned>(ctas)), kRowThreads, 0,
-                       params, stream);
-}
-
-cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {
-  return launch_kernel(dsink_kernel_of(params.problem),
-                       dim3(static_cast<unsigned>(params.problem.heads_q)), kRowThreads, 0, params,
-                       stream);
-}
+BackwardKernel clear_dbias_kernel_of() { return &clear_dbias_kernel; }
 
 }  // namespace flashattn::cuda

@@ -1,12 +1,9 @@
-#include "cuda/kernels/common/bwd_preprocess.h"
-
-#include <algorithm>
+// The kernel before the backward pass: row statistics, rounded dO, cleared workspace.
 #include <type_traits>
 
 #include "cuda/kernels/common/bwd_rows.cuh"
 #include "cuda/kernels/common/lse_recompute.cuh"
-#include "cuda/host/preload.h"
-#include "cuda/host/launch.h"
+#include "cuda/kernels/common/with_type.cuh"
 #include "cuda/device/smem_tile.cuh"
 
 namespace flashattn::cuda {
@@ -18,12 +15,7 @@ constexpr int kPreprocessSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // CTAs that run at once on a multiprocessor. No more are launched, as the code before a CTA's first
 // row costs as much as some rows.
 template <class O, int kLanes>
-constexpr unsigned kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 5;
-// With sequences of different lengths, this many times as many CTAs are launched, so that long
-// sequences end with the others. (Lengths up to twice the mean, D = 128, H200: 117 us with as many
-// CTAs as run at once; 8 times as many are not measured.)
-constexpr unsigned kUnevenCtas = 8;
-
+constexpr int kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 5;
 // Whether sequences may overlap where Hopper kernels add to dq in order. Overlapping sequences
 // would share tiles of dq, and CTAs would wait forever for a KV tile of the other sequence.
 // Portable kernels wait for at least a count, which does arrive. All threads of the CTA call this.
@@ -151,56 +143,25 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
   if (__any_sync(~0u, any_large_lse)) recompute_large_lse<T, kRows>(params);
 }
 
+template <class T, class O, int kLanes>
+constexpr BwdRowKernel instance() {
+  return {&bwd_preprocess_kernel<T, O, kLanes>, kRowThreads / kLanes * kPreprocessSteps<O, kLanes>,
+          kPreprocessCtasPerSm<O, kLanes>};
+}
+
 template <class T, class O>
-cudaError_t launch_as_types(const BackwardParams& params, int32_t multiprocessors,
-                            cudaStream_t stream) {
-  return with_lanes(params.problem.dim_v, [&](auto lanes) {
-    dim3 grid = grid_for(params, kPreprocessSteps<O, lanes()>, lanes());
-    const bool uneven = params.problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ||
-                        params.args.inputs.lens_q != nullptr;
-    const unsigned most = static_cast<unsigned>(multiprocessors) * (uneven ? kUnevenCtas : 1) *
-                          kPreprocessCtasPerSm<O, lanes()> / std::max(grid.x, 1u);
-    grid.y = std::min(grid.y, std::max(most, 1u));
-    const auto kernel = &bwd_preprocess_kernel<T, O, lanes()>;
-    // tile_q is set on Hopper, where the kernel may start before the preceding one has ended.
-    return params.tile_q ? launch_pdl(kernel, grid, kRowThreads, 0, params, stream)
-                         : launch_kernel(kernel, grid, kRowThreads, 0, params, stream);
-  });
-}
-
-template <class T>
-cudaError_t launch_as(const BackwardParams& params, int32_t multiprocessors, cudaStream_t stream) {
-  return params.problem.dtype_o == FLASHATTN_DTYPE_F32
-             ? launch_as_types<T, float>(params, multiprocessors, stream)
-             : launch_as_types<T, T>(params, multiprocessors, stream);
-}
-
-template <class T>
-cudaError_t preload_as(const Problem& problem) {
-  return with_lanes(problem.dim_v, [&problem](auto lanes) {
-    return problem.dtype_o == FLASHATTN_DTYPE_F32
-               ? preload(&bwd_preprocess_kernel<T, float, lanes()>)
-               : preload(&bwd_preprocess_kernel<T, T, lanes()>);
-  });
+BwdRowKernel instance(int32_t dim_v) {
+  return dim_v <= kNarrowRow ? instance<T, O, 8>() : instance<T, O, 16>();
 }
 
 }  // namespace
 
-cudaError_t preload_bwd_preprocess(const Problem& problem) {
-  switch (problem.dtype) {
-    case FLASHATTN_DTYPE_F16: return preload_as<__half>(problem);
-    case FLASHATTN_DTYPE_BF16: return preload_as<__nv_bfloat16>(problem);
-    default: return preload_as<float>(problem);
-  }
-}
-
-cudaError_t launch_bwd_preprocess(const BackwardParams& params, int32_t multiprocessors,
-                                  cudaStream_t stream) {
-  switch (params.problem.dtype) {
-    case FLASHATTN_DTYPE_F16: return launch_as<__half>(params, multiprocessors, stream);
-    case FLASHATTN_DTYPE_BF16: return launch_as<__nv_bfloat16>(params, multiprocessors, stream);
-    default: return launch_as<float>(params, multiprocessors, stream);
-  }
+BwdRowKernel bwd_preprocess_rows(const Problem& problem) {
+  return with_type(problem.dtype, [&problem](auto number) {
+    using T = decltype(number);
+    return problem.dtype_o == FLASHATTN_DTYPE_F32 ? instance<T, float>(problem.dim_v)
+                                                  : instance<T, T>(problem.dim_v);
+  });
 }
 
 }  // namespace flashattn::cuda

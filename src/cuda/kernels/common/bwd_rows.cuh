@@ -3,15 +3,14 @@
 
 #include <type_traits>
 
-#include "cuda/params.h"
-#include "cuda/host/row_grid.h"
+#include "cuda/kernels/common/bwd_rows.h"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
-// Threads of a CTA of these kernels.
-constexpr int kRowThreads = 128;
+// Rows of up to so many elements are those of 8 lanes, longer ones of 16.
+constexpr int kNarrowRow = 64;
 
 struct Vec8 {
   float x[8];
@@ -61,19 +60,6 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_vec8(char* row
   for (int n = 0; n < 4; ++n) {
     reinterpret_cast<float2*>(row + c * 4)[n] = make_float2(e.x[2 * n], e.x[2 * n + 1]);
   }
-}
-
-// Calls launch(lanes) with the number of lanes that share a row of `dim` elements, 8 a lane.
-template <class Launch>
-cudaError_t with_lanes(int32_t dim, Launch launch) {
-  if (dim <= 64) return launch(std::integral_constant<int, 8>());
-  return launch(std::integral_constant<int, 16>());
-}
-
-// The grid of a kernel whose CTAs take `steps` steps of rows at once.
-inline dim3 grid_for(const BackwardParams& params, int steps, int lanes) {
-  const Shape& shape = params.args.shape;
-  return row_grid(shape.batch, params.problem.heads_q, shape.seqlen_q, steps * kRowThreads / lanes);
 }
 
 }  // namespace flashattn::cuda

@@ -1,28 +1,15 @@
 #include "cuda/kernels/common/combine.h"
 
 #include "core/philox.h"
-#include "cuda/host/row_grid.h"
-#include "cuda/host/preload.h"
-#include "cuda/host/launch.h"
 #include "cuda/host/schedule/warpgroup_rows.h"
 #include "cuda/kernels/common/combine_rows.cuh"
+#include "cuda/kernels/common/with_type.cuh"
 
 namespace flashattn::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kMinPartsForCta = 8;  // with fewer parts, one warp combines a row
-// More rows keep the device busy with a warp each. H200, 2,048 rows of 128: 7 parts by warps took 7
-// us less than 8 by CTAs.
-constexpr int64_t kManyRows = 1024;
-constexpr int kLoads = 8;      // parts of a row in flight per warp
-constexpr int kFewCtas = 512;  // CTAs of the combine kernel: fewer than a GPU runs at once
-
-// log2 of the queries of one head that a CTA of `rows` rows combines; its other rows belong to the
-// next heads.
-FLASHATTN_HD constexpr int32_t log2_queries(int32_t rows, int32_t queries) {
-  return rows == 1 || queries <= 1 ? 0 : queries == 2 ? 1 : 2;
-}
+constexpr int kWarps = kCombineWarps;
+constexpr int kLoads = 8;  // parts of a row in flight per warp
 
 // Combines the KV splits of a forward pass. Rows of O are aligned as for the forward kernels. Grid:
 // heads of all sequences, queries, slices of columns.
@@ -32,7 +19,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   constexpr int32_t kRows = kWarps / kWarpsPerRow;
   const ForwardArrays& args = params.args;
   const int32_t heads = params.problem.heads_q, row = threadIdx.x / (32 * kWarpsPerRow);
-  const int32_t log2 = log2_queries(kRows, params.partial_queries), queries = 1 << log2;
+  const int32_t log2 = log2_combine_queries(kRows, params.partial_queries), queries = 1 << log2;
   const int32_t head = blockIdx.x * (kRows >> log2) + (row >> log2);
   const int32_t b = head / heads, h = head % heads;
   const bool is_head = kRows == 1 || b < args.shape.batch;  // the last CTA may have fewer
@@ -118,31 +105,6 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
   }
 }
 
-template <class Part>
-struct MergeKernels {
-  static constexpr auto kUnaligned = &merge_kernel<Part, kLoads, false>;
-  static constexpr auto kTwoParts = &merge_kernel<Part, 2, true>;
-  static constexpr auto kAnyParts = &merge_kernel<Part, kLoads, true>;
-};
-
-// Calls use(MergeKernels<T>()) with the type of the parts.
-template <class Use>
-auto with_merge_kernels(int32_t dtype_part, Use use) {
-  switch (dtype_part) {
-    case FLASHATTN_DTYPE_F16: return use(MergeKernels<__half>());
-    case FLASHATTN_DTYPE_BF16: return use(MergeKernels<__nv_bfloat16>());
-    default: return use(MergeKernels<float>());
-  }
-}
-
-struct DropoutMaskParams {
-  int32_t queries, keys;
-  uint32_t threshold;
-  uint64_t seed, offset;
-  const uint64_t* rng_device;  // may be NULL
-  uint8_t* keep;
-};
-
 // One CTA per row of the mask at a time.
 __global__ void __launch_bounds__(32 * kWarps, 1)
     dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
@@ -160,73 +122,18 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
-cudaError_t combine_waits(bool* waits) {
-  cudaFuncAttributes attributes{};
-  const cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&combine_kernel<1>));
-  *waits = attributes.ptxVersion >= 90;
-  return error;
+CombineKernels combine_kernels() {
+  return {&combine_kernel<1>, &combine_kernel<kWarps>, &combine_tiles_kernel};
 }
 
-cudaError_t preload_combine_kernels(const Problem& problem) {
-  cudaError_t error = cudaSuccess;
-  const auto also = [&error](auto... kernels) {
-    if (error == cudaSuccess) error = preload(kernels...);
-  };
-  if (problem.splits != 1) also(&combine_kernel<1>, &combine_tiles_kernel);
-  if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
-  for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
-    with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kAnyParts); });
-  }
-  also(&dropout_mask_kernel);
-  return error;
-}
-
-cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
-  const int64_t all_rows =
-      int64_t{params.args.shape.batch} * params.problem.heads_q * params.partial_queries;
-  const bool many = params.max_splits >= kMinPartsForCta && all_rows <= kManyRows;
-  const int32_t rows = many ? 1 : kWarps, log2 = log2_queries(rows, params.partial_queries);
-  dim3 grid =
-      row_grid(params.args.shape.batch, params.problem.heads_q, params.partial_queries, 1 << log2);
-  grid.x = static_cast<unsigned>(ceil_div(grid.x, rows >> log2));
-  // A CTA waits for memory once per slice of columns. If CTAs are few, each takes one slice.
-  if (int64_t{grid.x} * grid.y <= kFewCtas) {
-    grid.z = static_cast<unsigned>(ceil_div(params.problem.dim_v, 128));
-  }
-  const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;
-  return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
-               : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
-}
-
-cudaError_t launch_combine_tiles(const CombineTilesParams& params, bool early,
-                                 cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(params.tile_q, kWarps)),
-                  static_cast<unsigned>(params.stream_k.tiles_split()));
-  return early ? launch_pdl(&combine_tiles_kernel, grid, 32 * kWarps, 0, params, stream)
-               : launch_kernel(&combine_tiles_kernel, grid, 32 * kWarps, 0, params, stream);
-}
-
-cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
-  const dim3 grid = row_grid(params.batch, params.heads, params.tokens, kWarps);
-  const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
-    return !params.vectors ? of.kUnaligned : params.parts <= 2 ? of.kTwoParts : of.kAnyParts;
+MergeKernels merge_kernels(int32_t dtype_part) {
+  return with_type(dtype_part, [](auto number) {
+    using Part = decltype(number);
+    return MergeKernels{&merge_kernel<Part, kLoads, false>, &merge_kernel<Part, 2, true>,
+                        &merge_kernel<Part, kLoads, true>};
   });
-  return launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
-cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
-                                cudaStream_t stream) {
-  const Shape& shape = args.shape;
-  const DropoutMaskParams params{shape.seqlen_q,
-                                 shape.seqlen_kv,
-                                 problem.dropout_threshold(),
-                                 args.inputs.rng_seed,
-                                 args.inputs.rng_offset,
-                                 args.inputs.rng_device,
-                                 keep};
-  const dim3 grid = row_grid(shape.batch, problem.heads_q, shape.seqlen_q, 1);
-  return launch_kernel(&dropout_mask_kernel, grid, 32 * kWarps, 0, params, stream);
-}
+DropoutMaskKernel dropout_mask_kernel_of() { return &dropout_mask_kernel; }
 
 }  // namespace flashattn::cuda

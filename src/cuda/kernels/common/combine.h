@@ -1,8 +1,6 @@
 // Combining of KV splits, merging of the caller's partial results, and the dropout mask.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "cuda/host/schedule/stream_k.h"
 #include "cuda/params.h"
 
@@ -12,13 +10,13 @@ namespace flashattn::cuda {
 // parameters.
 constexpr int32_t kMaxMergeParts = 64;
 
-// Whether the combine kernel that the current device runs contains griddepcontrol.wait. It does not
-// if the driver has compiled it from PTX of an older architecture.
-cudaError_t combine_waits(bool* waits);
-// Loads the kernels that a plan with this problem may launch.
-cudaError_t preload_combine_kernels(const Problem& problem);
-// early: launches by PDL, before the forward kernel has ended. Only if combine_waits().
-cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream);
+constexpr int kCombineWarps = 4;  // of a CTA of these kernels
+
+// log2 of the queries of one head that a CTA of `rows` rows combines; its other rows belong to the
+// next heads.
+FLASHATTN_HD constexpr int32_t log2_combine_queries(int32_t rows, int32_t queries) {
+  return rows == 1 || queries <= 1 ? 0 : queries == 2 ? 1 : 2;
+}
 
 // The tiles of a forward pass that stream-K has split: Q tiles in the order of `swizzle`, of heads
 // (batch, query head), see warpgroups_of_tile(). All sequences have shape.seqlen_q queries.
@@ -32,9 +30,29 @@ struct CombineTilesParams {
   const float* partial_o;
   const PartialSum* partial_sums;
 };
-cudaError_t launch_combine_tiles(const CombineTilesParams& params, bool early, cudaStream_t stream);
-cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
-cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
-                                cudaStream_t stream);
+
+struct CombineKernels {
+  void (*by_warp)(ForwardParams);  // a warp combines a row
+  void (*by_cta)(ForwardParams);
+  void (*tiles)(CombineTilesParams);
+};
+CombineKernels combine_kernels();
+
+struct MergeKernels {
+  using Kernel = void (*)(MergeParams<kMaxMergeParts>);
+  Kernel unaligned, two_parts, any_parts;
+};
+MergeKernels merge_kernels(int32_t dtype_part);
+
+struct DropoutMaskParams {
+  int32_t queries, keys;
+  uint32_t threshold;
+  uint64_t seed, offset;
+  const uint64_t* rng_device;  // may be NULL
+  uint8_t* keep;
+};
+
+using DropoutMaskKernel = void (*)(DropoutMaskParams);
+DropoutMaskKernel dropout_mask_kernel_of();
 
 }  // namespace flashattn::cuda

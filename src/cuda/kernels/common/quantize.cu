@@ -3,22 +3,17 @@
 // cluster's shared memory are read twice.
 #include "cuda/kernels/common/quantize.h"
 
-#include <algorithm>
-
 #include "core/descale.h"
 #include "core/seqlen_info.h"
-#include "cuda/host/launch.h"
-#include "cuda/host/preload.h"
 #include "cuda/kernels/common/quantize_rows.cuh"
+#include "cuda/kernels/common/with_type.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 
 namespace flashattn::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512, kMinThreads = 64;
-constexpr int kAhead = 8;     // rows that a thread loads ahead
-constexpr int kMaxCtas = 16;  // CTAs of a cluster
+using namespace quantize;
 
 // Lies before the rows in shared memory.
 struct Control {
@@ -26,7 +21,6 @@ struct Control {
   float warp_amax[kMaxThreads / 32];
   float cta_amax[kMaxCtas];  // maxima of the CTAs that share a block
 };
-constexpr int kControlBytes = 256;
 static_assert(sizeof(Control) <= kControlBytes, "rows are aligned");
 
 // The largest of the numbers of all threads of the CTAs that share a block; not below 0.
@@ -60,12 +54,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const Problem& problem = params.problem;
   const QuantizeArgs& args = params.args;
   const QuantizeOperand& x = operand_of_cta(params.operands);
-  const uint32_t cta = blockIdx.x - x.first_cta, unit = cta >> x.log2_ctas;
+  const uint32_t cta = blockIdx.x - x.first_cta, index = cta >> x.log2_ctas;
   const int32_t ctas = 1 << x.log2_ctas, lanes = 1 << x.log2_lanes;
   const uint32_t rank = cta & (ctas - 1);
-  const uint32_t section = unit / problem.heads_kv;
-  const int32_t kv_head = unit - section * problem.heads_kv;
-  const int32_t b = section / x.blocks, block = section - b * x.blocks;
+  const uint32_t block_of_batch = index / problem.heads_kv;
+  const int32_t kv_head = index - block_of_batch * problem.heads_kv;
+  const int32_t b = block_of_batch / x.blocks, block = block_of_batch - b * x.blocks;
   if (b >= args.shape.batch) return;  // this CTA only fills the last cluster
   const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
   const int32_t length = x.is_q ? sequence.len.q : sequence.len.kv;
@@ -82,13 +76,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     ptx::cluster_arrive_relaxed();
   }
   const int64_t rows = min(static_cast<int64_t>(x.tokens), length - first) * x.heads;
-  const int64_t part_rows = ceil_div(rows, ctas), begin = min(rank * part_rows, rows);
+  const int64_t share_rows = ceil_div(rows, ctas), begin = min(rank * share_rows, rows);
   const int64_t skipped = begin / x.heads;
-  const Part part{offset + first + skipped, static_cast<int32_t>(begin - skipped * x.heads),
-                  static_cast<int32_t>(min(part_rows, rows - begin)),
-                  static_cast<int32_t>(threadIdx.x) >> x.log2_lanes};
+  const Share share{offset + first + skipped, static_cast<int32_t>(begin - skipped * x.heads),
+                    static_cast<int32_t>(min(share_rows, rows - begin)),
+                    static_cast<int32_t>(threadIdx.x) >> x.log2_lanes};
   const int32_t row_step = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;
-  const int32_t passes = static_cast<int32_t>(ceil_div(part.rows, row_step));
+  const int32_t passes = static_cast<int32_t>(ceil_div(share.rows, row_step));
   const int32_t column = (static_cast<int32_t>(threadIdx.x) & (lanes - 1)) * kVector;
   const int32_t count = x.dim - column;  // columns left from there on
   const Transform transform(params, x, b, kv_head, column);
@@ -96,9 +90,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const int64_t in_seq = x.in.stride_seq * sizeof(T), in_head = x.in.stride_head * sizeof(T);
 
   // The CTA's rows from this thread's first one on; 0: the thread has no columns.
-  const int32_t own_left = count > 0 ? part.rows - part.own : 0;
+  const int32_t own_left = count > 0 ? share.rows - share.own : 0;
 
-  // Row n of a thread lies in slot n. Rows that do not stay resident take turns in the last kAhead
+  // Row n of a thread lies in slot n. Rows that do not stay resident share the last kAhead
   // slots.
   const int32_t resident = passes <= params.slots ? passes : params.slots - kAhead;
   const uint32_t own_slot = kControlBytes + threadIdx.x * kVector * sizeof(T);
@@ -141,11 +135,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const bool shifts = !kPlain && x.is_q && args.lse_shift;
   const bool is_f8 = kPlain || x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
 
-  const Loads first_loads{RowWalk(x, part, in_seq, in_head), first_slot, own_left};
+  const Loads first_loads{RowWalk(x, share, in_seq, in_head), first_slot, own_left};
   float amax = 0;
   if (is_f8 || shifts) {
     const RowLayout layout = row_layout(problem, args.shape);
-    RowWalk shift(x, part, 1, layout.head_stride);
+    RowWalk shift(x, share, 1, layout.head_stride);
     float* const shift_to = args.lse_shift + b * layout.batch_stride +
                             static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
     Loads loads = first_loads;
@@ -193,7 +187,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   }
   const int32_t size_out = dtype_size(x.dtype_out);
   char* const out = tensor_row(x.out, size_out, b, kv_head * x.heads, 0) + column * size_out;
-  RowWalk to(x, part, x.out.stride_seq * size_out, x.out.stride_head * size_out);
+  RowWalk to(x, share, x.out.stride_seq * size_out, x.out.stride_head * size_out);
   SlotWalk slot = first_slot;
   int32_t left = own_left;
   for (int32_t n = 0; n < passes; ++n, left -= row_step, to.next()) {
@@ -219,9 +213,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   }
 }
 
-constexpr int kMeanThreads = 512;
-constexpr int kMeanColumns = 16;  // columns of a CTA: a 32-byte sector of 16-bit elements
-constexpr int kMeanKeys = 64;     // keys that are summed in fp32, as on the CPU
+constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
 
 // The mean of some columns of the keys of a head; 0 if there are no keys.
 template <class T>
@@ -274,170 +266,13 @@ __global__ void __launch_bounds__(kMeanThreads)
   mean[own] = sequence.len.kv > 0 ? static_cast<float>(sum / sequence.len.kv) : 0.0f;
 }
 
-template <class T>
-struct QuantizeKernels {
-  static constexpr auto kQuantize = &quantize_kernel<T, false>;
-  static constexpr auto kPlain = &quantize_kernel<T, true>;
-  static constexpr auto kMean = &k_mean_kernel<T>;
-};
-
-// Calls use(QuantizeKernels<T>()) with the type of the input.
-template <class Use>
-auto with_quantize_kernels(int32_t dtype, Use use) {
-  switch (dtype) {
-    case FLASHATTN_DTYPE_F16: return use(QuantizeKernels<__half>());
-    case FLASHATTN_DTYPE_BF16: return use(QuantizeKernels<__nv_bfloat16>());
-    default: return use(QuantizeKernels<float>());
-  }
-}
-
-// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
-int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
-
 }  // namespace
 
-cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
-  cudaError_t error = cudaSuccess;
-  const auto then = [&error](cudaError_t next) {
-    if (error == cudaSuccess) error = next;
-  };
-  limits->max_ctas = kMaxCtas;
-  for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
-    with_quantize_kernels(dtype, [&](auto of) {
-      then(preload(of.kMean));
-      const void* const kernels[] = {reinterpret_cast<const void*>(of.kQuantize),
-                                     reinterpret_cast<const void*>(of.kPlain)};
-      for (const void* const kernel : kernels) {
-        cudaFuncAttributes attributes{};
-        then(cudaFuncGetAttributes(&attributes, kernel));
-        then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  limits->shared_bytes));
-        // Code compiled from older PTX cannot run in clusters.
-        if (error != cudaSuccess || attributes.ptxVersion < 90) {
-          limits->max_ctas = 1;
-          return;
-        }
-        then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-        // Every device with clusters has those of 8.
-        const int clusters = active_clusters(kernel, kMaxCtas, kMaxThreads, limits->shared_bytes);
-        if (4 * kMaxCtas * clusters < 3 * limits->multiprocessors) {
-          limits->max_ctas = std::min(limits->max_ctas, 8);
-        }
-      }
-    });
-  }
-  return error;
-}
-
-cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
-                            const QuantizeLimits& limits, cudaStream_t stream) {
-  const Shape& shape = args.shape;
-  const Inputs& in = args.inputs;
-  const int32_t size = dtype_size(args.dtype);
-  QuantizeParams p{};
-  p.problem = problem;
-  p.args = args;
-  const auto aligned = [](const flashattn_tensor& t, int32_t element, uint32_t bytes) {
-    const uint64_t strides = static_cast<uint64_t>(t.stride_batch) |
-                             static_cast<uint64_t>(t.stride_head) |
-                             static_cast<uint64_t>(t.stride_seq);
-    return ((reinterpret_cast<uintptr_t>(t.data) | strides * element) & (bytes - 1)) == 0;
-  };
-  const auto operand = [&](const flashattn_tensor& from, const flashattn_tensor& to,
-                           const flashattn_tensor& descale, int32_t heads, int32_t dim,
-                           int32_t dtype_out, int32_t seqlen) {
-    QuantizeOperand x{};
-    x.in = from;
-    x.out = to;
-    x.descale = descale;
-    const int32_t size_out = dtype_size(dtype_out);
-    x.vectors = dim % kVector == 0 && aligned(from, size, 16) &&
-                (!to.data || aligned(to, size_out, std::min(16, kVector * size_out)));
-    x.heads = heads;
-    x.dim = dim;
-    x.dtype_out = dtype_out;
-    while (kVector << x.log2_lanes < dim) ++x.log2_lanes;
-    if (!from.data) return x;
-    x.tokens = problem.descale_block > 0 ? std::min(problem.descale_block, seqlen) : seqlen;
-    if (dtype_out != FLASHATTN_DTYPE_F8E4M3) x.tokens = std::max(kMaxThreads / heads, 1);
-    x.blocks = static_cast<int32_t>(x.tokens > 0 ? ceil_div(seqlen, x.tokens) : 0);
-    return x;
-  };
-  QuantizeOperand(&x)[3] = p.operands;
-  x[0] = operand(in.q, args.q_out, args.descale_q, problem.q_heads_per_kv_head(), problem.dim_qk,
-                 problem.dtype, shape.seqlen_q);
-  x[1] = operand(in.k, args.k_out, args.descale_k, 1, problem.dim_qk, problem.dtype_kv,
-                 shape.seqlen_kv);
-  x[2] = operand(in.v, args.v_out, args.descale_v, 1, problem.dim_v, problem.dtype_kv,
-                 shape.seqlen_kv);
-  x[0].is_q = x[1].is_k = true;
-  const bool is_plain =
-      args.transform == 0 && !args.lse_shift &&
-      std::all_of(x, x + 3, [](const QuantizeOperand& each) {
-        return !each.in.data || (each.vectors && each.dtype_out == FLASHATTN_DTYPE_F8E4M3);
-      });
-
-  // Bytes of a block in shared memory, and of the largest part of one that a CTA has.
-  const auto block_bytes = [size](const QuantizeOperand& of) {
-    return int64_t{of.tokens} * of.heads * size * kVector << of.log2_lanes;
-  };
-  const int64_t heads = int64_t{shape.batch} * problem.heads_kv;
-  int64_t ctas = 0, part_bytes = 0, grid = 0;
-  for (const QuantizeOperand& each : x) ctas += heads * each.blocks;
-  if (ctas == 0 && !args.k_mean.data) return cudaSuccess;
-  constexpr int64_t kLeastPart = 8192;
-  const bool fills = ctas >= limits.multiprocessors;
-  int32_t log2_cluster = 0;
-  for (QuantizeOperand& each : x) {
-    if (each.blocks > 0 && each.dtype_out == FLASHATTN_DTYPE_F8E4M3) {
-      const int64_t bytes = block_bytes(each);
-      const auto part = [&] { return bytes >> each.log2_ctas; };
-      while (2 << each.log2_ctas <= limits.max_ctas &&
-             (part() > shared_of_two(limits) - kControlBytes - 2 * kMaxThreads * 16 ||
-              (!fills && part() > kLeastPart && ctas << each.log2_ctas < limits.multiprocessors))) {
-        ++each.log2_ctas;
-      }
-    }
-    log2_cluster = std::max(log2_cluster, each.log2_ctas);
-    part_bytes = std::max(part_bytes, block_bytes(each) >> each.log2_ctas);
-  }
-  // Threads for the largest part, and its slots: those of two CTAs, or of one that has all memory.
-  const int32_t most = kMaxThreads * 2 / std::max(size, 2);
-  const int64_t wanted = part_bytes / (kVector * size * kAhead);
-  const int32_t threads =
-      static_cast<int32_t>(std::max<int64_t>(std::min<int64_t>(wanted, most), kMinThreads)) / 32 *
-      32;
-  const int64_t slot_bytes = int64_t{threads} * kVector * size;
-  const int64_t passes = ceil_div(part_bytes, slot_bytes) + 1;
-  const int64_t bytes_of_two = shared_of_two(limits) - kControlBytes;
-  const int64_t bytes =
-      passes * slot_bytes <= bytes_of_two
-          ? passes * slot_bytes
-          : std::min<int64_t>(passes * slot_bytes, limits.shared_bytes - kControlBytes);
-  p.slots = static_cast<int32_t>(bytes / slot_bytes);
-  for (QuantizeOperand& each : x) {
-    const int32_t rows = threads >> each.log2_lanes;
-    each.row_step = rows / each.heads;
-    each.row_step_heads = rows % each.heads;
-    each.first_cta = static_cast<uint32_t>(grid);
-    const int64_t clusters = ceil_div((heads * each.blocks) << each.log2_ctas, 1 << log2_cluster);
-    grid += clusters << log2_cluster;
-    if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
-  }
-  return with_quantize_kernels(args.dtype, [&](auto of) {
-    if (args.k_mean.data) {
-      const dim3 columns(static_cast<unsigned>(heads),
-                         static_cast<unsigned>(ceil_div(problem.dim_qk, kMeanColumns)));
-      const cudaError_t error = launch_kernel(of.kMean, columns, kMeanThreads, 0, p, stream);
-      if (error != cudaSuccess) return error;
-    }
-    if (grid == 0) return cudaSuccess;
-    const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-    const auto kernel = is_plain ? of.kPlain : of.kQuantize;
-    return limits.max_ctas > 1 ? launch_pdl(kernel, dim3(static_cast<unsigned>(grid)), threads,
-                                            shared_bytes, p, stream, 1 << log2_cluster)
-                               : launch_kernel(kernel, dim3(static_cast<unsigned>(grid)), threads,
-                                               shared_bytes, p, stream);
+QuantizeKernels quantize_kernels(int32_t dtype) {
+  return with_type(dtype, [](auto number) {
+    using T = decltype(number);
+    return QuantizeKernels{&quantize_kernel<T, false>, &quantize_kernel<T, true>,
+                           &k_mean_kernel<T>};
   });
 }
 

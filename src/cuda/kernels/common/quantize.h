@@ -1,8 +1,6 @@
 // q, k and v to E4M3, with transforms: flashattn_quantize.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "core/call.h"
 #include "core/problem.h"
 
@@ -30,15 +28,24 @@ struct QuantizeParams {
 };
 static_assert(sizeof(QuantizeParams) <= 4096, "kernel parameters of any toolkit and driver");
 
-// The resources of a device that the kernels may use.
-struct QuantizeLimits {
-  int32_t multiprocessors, shared_bytes;
-  int32_t max_ctas;  // CTAs of a cluster
-};
+namespace quantize {
 
-// Loads the kernels, and fills limits->max_ctas.
-cudaError_t ready_quantize_kernels(QuantizeLimits* limits);
-cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
-                            const QuantizeLimits& limits, cudaStream_t stream);
+constexpr int kVector = 8;  // columns that a thread has
+constexpr int kMaxThreads = 512;
+constexpr int kAhead = 8;           // rows that a thread loads ahead
+constexpr int kMaxCtas = 16;        // CTAs of a cluster
+constexpr int kControlBytes = 256;  // of shared memory, before the rows
+constexpr int kMeanThreads = 512;
+constexpr int kMeanColumns = 16;  // columns of a CTA: a 32-byte sector of 16-bit elements
+
+}  // namespace quantize
+
+struct QuantizeKernels {
+  using Kernel = void (*)(QuantizeParams);
+  Kernel any, plain;  // plain: see quantize_kernel
+  Kernel k_mean;
+};
+// dtype: of the input.
+QuantizeKernels quantize_kernels(int32_t dtype);
 
 }  // namespace flashattn::cuda

@@ -12,7 +12,7 @@
 
 namespace flashattn::cuda {
 
-constexpr int kVector = 8;  // columns that a thread has
+using quantize::kVector;
 
 template <class T, bool kWhole>
 __device__ __forceinline__ void load_columns(const T* from, int32_t count, float (&x)[kVector]) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ double shuffle_xor(double x, int step) {
 }
 
 // The rows of a block that a CTA has, in the order (token, head). Neighbouring lanes have a row.
-struct Part {
+struct Share {
   int64_t token;      // token of the first row, from the start of the array
   int32_t head;       // head of the first row
   int32_t rows, own;  // rows of the CTA; this thread's first one
@@ -65,15 +65,15 @@ struct Part {
 // The rows of a thread, one after the other: where they lie in an array, in units of the strides.
 class RowWalk {
  public:
-  __device__ __forceinline__ RowWalk(const QuantizeOperand& x, const Part& part, int64_t stride_seq,
-                                     int64_t stride_head)
+  __device__ __forceinline__ RowWalk(const QuantizeOperand& x, const Share& share,
+                                     int64_t stride_seq, int64_t stride_head)
       : step_(x.row_step * stride_seq + x.row_step_heads * stride_head),
         wrap_(stride_seq - x.heads * stride_head),
         heads_(x.heads),
         step_heads_(x.row_step_heads) {
-    const int32_t first = part.head + part.own, tokens = first / x.heads;
+    const int32_t first = share.head + share.own, tokens = first / x.heads;
     head_ = first - tokens * x.heads;
-    at = (part.token + tokens) * stride_seq + head_ * stride_head;
+    at = (share.token + tokens) * stride_seq + head_ * stride_head;
   }
 
   __device__ __forceinline__ void next() {
@@ -92,13 +92,13 @@ class RowWalk {
   int32_t head_;
 };
 
-// The slots of a thread in shared memory, one after the other; the last ones take turns.
+// The slots of a thread in shared memory, one after the other; the last ones are used again.
 struct SlotWalk {
-  uint32_t at, step, end, turn;  // bytes
+  uint32_t at, step, end, reused;  // bytes
 
   __device__ __forceinline__ void next() {
     at += step;
-    if (at == end) at -= turn;
+    if (at == end) at -= reused;
   }
 };
 
@@ -120,7 +120,7 @@ class Transform {
       for (int n = 0; n < kVector; ++n) mean_[n] = column + n < x.dim ? mean[column + n] : 0.0f;
     }
     if (!rotates_) return;
-    unit_ = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
+    norm_ = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
     const PhiloxWords bits = philox4x32_7({{static_cast<uint32_t>(column / 128), 0, 0, 0}},
                                           static_cast<uint32_t>(args.rotation_seed),
                                           static_cast<uint32_t>(args.rotation_seed >> 32));
@@ -148,7 +148,7 @@ class Transform {
     if (!rotates_) return;
 #pragma unroll
     for (int n = 0; n < kVector; ++n) {
-      const float product = __fmul_rn(x[n], unit_);
+      const float product = __fmul_rn(x[n], norm_);
       x[n] = __uint_as_float(__float_as_uint(product) ^ (signs_ >> n) << 31);
     }
 #pragma unroll
@@ -176,7 +176,7 @@ class Transform {
   const bool rotates_;
   bool has_mean_, subtracts_;
   const int32_t size_, column_;
-  float unit_ = 0;
+  float norm_ = 0;
   uint32_t signs_ = 0;  // bit n: column n is negated
   float mean_[kVector];
 };

@@ -185,9 +185,9 @@ class BwdKernel : BwdScoreMod<Config> {
       PackedFragment packed;
       gemm_nt<T, kDim>(s, k_or_v, b_k_major(q_do_tile(stage, role_), slice, lane_));
       // The named barrier of the pair and slice; 0 is __syncthreads().
-      const int32_t key_group = warp_key_ / (16 * kMmaM);
+      const int32_t key_warp = warp_key_ / (16 * kMmaM);
       const int32_t barrier =
-          1 + key_group * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
+          1 + key_warp * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
       if (role_ == kPWarp) {
         compute_p(s, packed, step, queries, full, stage, slice);
         ptx::named_arrive(barrier, 64);
@@ -206,7 +206,7 @@ class BwdKernel : BwdScoreMod<Config> {
       }
       accumulate(packed, stage, slice, split_idx);
       if constexpr (kDimSplit == 2) {
-        ptx::named_sync(1 + Config::kPairBarriers + key_group * 2 + role_, 64);
+        ptx::named_sync(1 + Config::kPairBarriers + key_warp * 2 + role_, 64);
         const uint32_t other =
             fragment_address(role_ == kPWarp ? Config::kStages : stage, slice ^ kSlice);
 #pragma unroll

@@ -271,9 +271,8 @@ class BwdScoreMod {
       const float2 row = ptx::load_shared_pair(lse + n * 32);
       addend[mma_m][n][x] = fmaf(addend[mma_m][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
     });
-    // From here on the addend is P times the derivative of the score modification. The softcap, the
-    // only member that has one, is read again: registers are scarce.
-    const bool differs = (no_hoist(__float_as_uint(params_.problem.softcap)) & 0x7fffffffu) != 0;
+    // From here on the addend is P times the derivative of the score modification.
+    const bool differs = ScoreMod::template stage_is_on<ScoreStage::kProduct>(params_.problem);
     visit_scores([&](int mma_m, int n, int x) {
       const float t = s[mma_m][n][x], p = ptx::exp2(addend[mma_m][n][x]);
       s[mma_m][n][x] = p;

@@ -2,7 +2,7 @@
 // bits; K and V in 16 bits or E4M3; all masks but BLOCKS. It takes as long as loading the KV cache
 // does, plus the time from the last load to the last store.
 //
-// Four or eight warps share a KV tile's keys. Each has all rows (or those of its row group), and
+// Four or eight warps share a KV tile's keys. Each has all rows (or those of its row_warp), and
 // row maxima, sums and O of its own keys, which are combined at the end. kStages tiles of K and of
 // V are in flight; a buffer is refilled once all warps have read it.
 //
@@ -97,7 +97,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       if (tile >= first) {
         if (has_rows()) {
           modify_scores<ScoreMod, false>(params_, s, tile * kTileKv + first_key(), rows_of_lane());
-          mask(s, tile * kTileKv + warp_.key_group() * kWarpKv);
+          mask(s, tile * kTileKv + warp_.key_warp() * kWarpKv);
           softmax(s);
         }
         ptx::cp_async_wait<kPending>();
@@ -107,8 +107,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
       if (tile >= first) {
         if (has_rows()) {
           if constexpr (kIsE4m3) {
-            cache_.scale_weights(s, o_, stage, first_key(), warp_.key_group() * kWarpKv,
-                                 warp_.lane);
+            cache_.scale_weights(s, o_, stage, first_key(), warp_.key_warp() * kWarpKv, warp_.lane);
           }
           multiply_p_v(s, v);
         }
@@ -159,14 +158,14 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   __device__ __forceinline__ void multiply_q_k(ScoreFragment& s, typename Config::QTile q,
                                                typename Config::KTile k) const {
     const uint32_t a = a_k_major(q, warp_.first_row(), warp_.lane);
-    const uint32_t b = b_k_major(k, warp_.key_group() * kWarpKv, warp_.lane);
+    const uint32_t b = b_k_major(k, warp_.key_warp() * kWarpKv, warp_.lane);
     if constexpr (kDimSplit == 1) {
       gemm_nt<Operand, Config::kDimQk>(s, a, b);
     } else {
       constexpr int kDim = Config::kDimQk / kDimSplit;
       gemm_nt<Operand, kDim, Config::kDimQk>(
-          s, Config::QTile::advance(a, warp_.dim_group() * (kDim / Config::QTile::kChunkElements)),
-          Config::KTile::advance(b, warp_.dim_group() * (kDim / Config::KTile::kChunkElements)));
+          s, Config::QTile::advance(a, warp_.dim_warp() * (kDim / Config::QTile::kChunkElements)),
+          Config::KTile::advance(b, warp_.dim_warp() * (kDim / Config::KTile::kChunkElements)));
       add_sums(s);
     }
   }
@@ -176,7 +175,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
     constexpr int kQuads = Config::kWarpSumsBytes / 512;
     const uint32_t own = shared_ + Config::kSumsOffset + warp_.idx * Config::kWarpSumsBytes;
     const uint32_t other =
-        own + (warp_.dim_group() == 0 ? 1 : -1) * Config::kTeams * Config::kWarpSumsBytes;
+        own + (warp_.dim_warp() == 0 ? 1 : -1) * Config::kTeams * Config::kWarpSumsBytes;
     auto& sums = flat(s);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
@@ -195,14 +194,13 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
 
   __device__ __forceinline__ void multiply_p_v(const ScoreFragment& p, typename Config::VTile v) {
     const auto weights = [&](int mma_m, int step, int x) { return acc_as_a<T>(p[mma_m], step, x); };
-    const uint32_t b = b_mn_major(v, warp_.key_group() * kWarpKv, warp_.lane);
+    const uint32_t b = b_mn_major(v, warp_.key_warp() * kWarpKv, warp_.lane);
     if constexpr (kDimSplit == 1) {
       gemm_rs<Operand, kWarpKv / 16>(o_, b, weights);
     } else {
       gemm_rs<Operand, kWarpKv / 16, Config::kDimV>(
           o_,
-          Config::VTile::advance(b,
-                                 warp_.dim_group() * (kWarpDimV / Config::VTile::kChunkElements)),
+          Config::VTile::advance(b, warp_.dim_warp() * (kWarpDimV / Config::VTile::kChunkElements)),
           weights);
     }
   }
@@ -257,11 +255,11 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   }
   // Whether the warp has rows. Others only help to load.
   __device__ __forceinline__ bool has_rows() const {
-    return !kIsE4m3 || Config::kRowGroups == 1 || warp_.first_row() < rows_;
+    return !kIsE4m3 || Config::kRowWarps == 1 || warp_.first_row() < rows_;
   }
   // The lane's first key in a tile.
   __device__ __forceinline__ int first_key() const {
-    return warp_.key_group() * kWarpKv + warp_.lane % 4 * 2;
+    return warp_.key_warp() * kWarpKv + warp_.lane % 4 * 2;
   }
 
   // Sets scores of hidden keys to -inf. begin: the warp's first key.

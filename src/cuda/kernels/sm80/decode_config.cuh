@@ -11,10 +11,10 @@
 namespace flashattn::cuda::sm80 {
 
 // Shared memory: Q | stages of K | stages of V | page numbers | E4m3CacheLayout | sums of Q K^T
-// that warps exchange | FwdWorkTile | Merge. Operand: the type of K and V. kRowGroups: groups of
-// kKeyGroups kDimSplit warps, with 16 kMmaM rows each.
+// that warps exchange | FwdWorkTile | Merge. Operand: the type of K and V. kRowWarps sets
+// of kKeyWarps kDimSplit warps have 16 kMmaM rows each.
 template <class Operand_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kStages_,
-          int kMinCtasPerSm_, int kRowGroups_ = 1, int kKeyGroups_ = 4,
+          int kMinCtasPerSm_, int kRowWarps_ = 1, int kKeyWarps_ = 4,
           class ScoreMod_ = ScoreModChain<>, int kDimSplit_ = 1, bool kMerges_ = false>
 struct DecodeConfig {
   using Operand = Operand_;
@@ -22,13 +22,13 @@ struct DecodeConfig {
   static constexpr bool kIsE4m3 = std::is_same<Operand, ptx::E4m3>::value;
   using T = std::conditional_t<kIsE4m3, __half, Operand>;  // type of Q and P in MMAs
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;   // tile columns; smaller heads are padded
-  static constexpr int kMmaM = kMmaM_, kRowGroups = kRowGroups_, kKeyGroups = kKeyGroups_;
-  static constexpr int kDimSplit = kDimSplit_, kTeams = kKeyGroups * kRowGroups;
+  static constexpr int kMmaM = kMmaM_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_;
+  static constexpr int kDimSplit = kDimSplit_, kTeams = kKeyWarps * kRowWarps;
   static constexpr int kWarpDimV = kDimV / kDimSplit;  // columns of V and O
   static_assert(kDimSplit == 1 || (kIsE4m3 && kDimSplit == 2 && kTeams < 16), "pairs of warps");
   static constexpr int kWarps = kTeams * kDimSplit, kThreads = 32 * kWarps;
-  static constexpr int kGroupRows = 16 * kMmaM, kTileQ = kGroupRows * kRowGroups;
-  static constexpr int kTileKv = kTileKv_, kWarpKv = kTileKv / kKeyGroups;
+  static constexpr int kWarpRows = 16 * kMmaM, kTileQ = kWarpRows * kRowWarps;
+  static constexpr int kTileKv = kTileKv_, kWarpKv = kTileKv / kKeyWarps;
   static constexpr int kStages = kStages_;
   static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
 
@@ -44,8 +44,8 @@ struct DecodeConfig {
   // banks, then row maxima and sums. O is combined in kOutputSteps ranges of columns.
   static constexpr int kOutputSteps = kIsE4m3 ? 2 : 1, kOutputColumns = kDimV / kOutputSteps;
   static constexpr int kORowBytes = kOutputColumns * 4 + 32;
-  static constexpr int kRowStatsOffset = kKeyGroups * kTileQ * kORowBytes;
-  static constexpr int kPartialBytes = kRowStatsOffset + kKeyGroups * kTileQ * 8;
+  static constexpr int kRowStatsOffset = kKeyWarps * kTileQ * kORowBytes;
+  static constexpr int kPartialBytes = kRowStatsOffset + kKeyWarps * kTileQ * 8;
   static constexpr int kBufferBytes = kVOffset + kStages * VTile::kBytes;
   static_assert(kIsE4m3 || kPartialBytes <= kBufferBytes, "partial results fit");
   static constexpr int kPagesOffset = kPartialBytes > kBufferBytes ? kPartialBytes : kBufferBytes;
@@ -55,7 +55,7 @@ struct DecodeConfig {
   using CacheLayout = E4m3CacheLayout<kTileQ, kTileKv, kStages>;
   static constexpr int kCacheOffset = kPagesOffset + kPageSets * kThreads * 4;
   static constexpr int kSumsOffset = kCacheOffset + (kIsE4m3 ? CacheLayout::kBytes : 0);
-  static constexpr int kWarpSumsBytes = kDimSplit == 1 ? 0 : kGroupRows * kWarpKv * 4;
+  static constexpr int kWarpSumsBytes = kDimSplit == 1 ? 0 : kWarpRows * kWarpKv * 4;
   static constexpr int kWorkTileOffset = kSumsOffset + kWarps * kWarpSumsBytes;
   static constexpr bool kMerges = kMerges_;  // the CTAs of a cluster merge their splits
   using Merge = ClusterMerge<DecodeConfig>;
@@ -65,18 +65,18 @@ struct DecodeConfig {
                 "an H100's shared memory holds the CTAs");
 };
 
-// A warp of a decode kernel works on the keys of key_group() in each tile, rows from first_row()
-// on, and the columns of K and V of dim_group().
+// A warp of a decode kernel works on the keys of key_warp() in each tile, rows from first_row()
+// on, and the columns of K and V of dim_warp().
 template <class Config>
 struct DecodeWarp {
   int lane = threadIdx.x % 32, idx = threadIdx.x / 32;
 
-  __device__ __forceinline__ int key_group() const { return idx % Config::kKeyGroups; }
+  __device__ __forceinline__ int key_warp() const { return idx % Config::kKeyWarps; }
   __device__ __forceinline__ int first_row() const {
-    const int row_group = idx / Config::kKeyGroups % Config::kRowGroups;
-    return Config::kRowGroups == 1 ? 0 : row_group * Config::kGroupRows;
+    const int row_warp = idx / Config::kKeyWarps % Config::kRowWarps;
+    return Config::kRowWarps == 1 ? 0 : row_warp * Config::kWarpRows;
   }
-  __device__ __forceinline__ int dim_group() const {
+  __device__ __forceinline__ int dim_warp() const {
     return Config::kDimSplit == 1 ? 0 : idx / Config::kTeams;
   }
   __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {

@@ -52,12 +52,12 @@ class DecodeEpilogue : RowEpilogue {
   }
 
  private:
-  // The addresses of a partial row of O, and of its row maximum and sum, by key group.
-  __device__ __forceinline__ uint32_t o_address(int group, int32_t r) const {
-    return shared_ + (group * Config::kTileQ + r) * Config::kORowBytes;
+  // The addresses of a partial row of O, and of its row maximum and sum, by key_warp().
+  __device__ __forceinline__ uint32_t o_address(int key_warp, int32_t r) const {
+    return shared_ + (key_warp * Config::kTileQ + r) * Config::kORowBytes;
   }
-  __device__ __forceinline__ uint32_t row_stats_address(int group, int32_t r) const {
-    return shared_ + Config::kRowStatsOffset + (group * Config::kTileQ + r) * 8;
+  __device__ __forceinline__ uint32_t row_stats_address(int key_warp, int32_t r) const {
+    return shared_ + Config::kRowStatsOffset + (key_warp * Config::kTileQ + r) * 8;
   }
 
   // Stores columns [step, step + 1) kOutputColumns.
@@ -73,14 +73,14 @@ class DecodeEpilogue : RowEpilogue {
       sum += __shfl_xor_sync(~0u, sum, 2);
       if constexpr (kIsE4m3) sum *= cache_.sum_factor();
       const int32_t r = warp_.row_of(mma_m, half);
-      if (r >= rows_ || (kDimSplit > 1 && warp_.dim_group() != step)) continue;
+      if (r >= rows_ || (kDimSplit > 1 && warp_.dim_warp() != step)) continue;
       if (warp_.lane % 4 == 0) {
-        ptx::store_shared_pair(row_stats_address(warp_.key_group(), r),
+        ptx::store_shared_pair(row_stats_address(warp_.key_warp(), r),
                                {warps.m_[mma_m][half], sum});
       }
       const auto& o = warps.o_[mma_m];
       if constexpr (kIsE4m3) {  // even and odd columns, see mma_e4m3.cuh
-        const uint32_t to = o_address(warp_.key_group(), r) + warp_.lane % 4 * 16;
+        const uint32_t to = o_address(warp_.key_warp(), r) + warp_.lane % 4 * 16;
         const float by = sum == 0.0f ? 0.0f : factor;  // without a key O is 0, whatever the descale
 #pragma unroll
         for (int n = 0; n < Config::kOutputColumns / 8; n += 2) {
@@ -89,7 +89,7 @@ class DecodeEpilogue : RowEpilogue {
           ptx::store_shared(to + n * 32, even[0] * by, odd[0] * by, even[1] * by, odd[1] * by);
         }
       } else {
-        const uint32_t to = o_address(warp_.key_group(), r) + warp_.lane % 4 * 8;
+        const uint32_t to = o_address(warp_.key_warp(), r) + warp_.lane % 4 * 8;
 #pragma unroll
         for (int n = 0; n < Config::kDimV / 8; ++n) {
           ptx::store_shared_pair(to + n * 32, {o[n][half * 2], o[n][half * 2 + 1]});
@@ -117,16 +117,16 @@ class DecodeEpilogue : RowEpilogue {
   // Combines the partial results of row r, of the columns of a step, in the order of the key
   // groups. One warp calls this.
   __device__ __forceinline__ void combine_warps(int32_t r, int step) const {
-    constexpr int kKeyGroups = Config::kKeyGroups;
-    float2 row_stats[kKeyGroups];
-    float weights[kKeyGroups], row_max = -INFINITY, sum = 0.0f;
+    constexpr int kKeyWarps = Config::kKeyWarps;
+    float2 row_stats[kKeyWarps];
+    float weights[kKeyWarps], row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kKeyGroups; ++w) {
+    for (int w = 0; w < kKeyWarps; ++w) {
       row_stats[w] = ptx::load_shared_pair(row_stats_address(w, r));
       row_max = fmaxf(row_max, row_stats[w].x);
     }
 #pragma unroll
-    for (int w = 0; w < kKeyGroups; ++w) {
+    for (int w = 0; w < kKeyWarps; ++w) {
       weights[w] = row_max == -INFINITY ? 0.0f : ptx::exp2((row_stats[w].x - row_max) * kWideUnit);
       sum += row_stats[w].y * weights[w];
     }
@@ -143,7 +143,7 @@ class DecodeEpilogue : RowEpilogue {
       if (Config::kOutputColumns % 128 != 0 && x >= Config::kOutputColumns) return;
       float o[4] = {};
 #pragma unroll
-      for (int w = 0; w < kKeyGroups; ++w) {
+      for (int w = 0; w < kKeyWarps; ++w) {
         float part[4];
         ptx::load_shared(part, o_address(w, r) + x * 4);
 #pragma unroll

@@ -7,15 +7,15 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kStages, int kMinCtasPerSm,
-          Size kSize, int kRowGroups = 1, int kKeyGroups = 4, class ScoreMod = plain,
+          Size kSize, int kRowWarps = 1, int kKeyWarps = 4, class ScoreMod = plain,
           int kDimSplit = 1>
 constexpr ForwardEntry decode_instance() {
-  using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
-                              kKeyGroups, ScoreMod, kDimSplit>;
+  using Config = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowWarps,
+                              kKeyWarps, ScoreMod, kDimSplit>;
   // Clusters merge few rows.
   constexpr bool kMayMerge = kSize == Size::kDeepPipeline && Config::kTileQ == 16;
-  using Merging = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowGroups,
-                               kKeyGroups, ScoreMod, kDimSplit, kMayMerge>;
+  using Merging = DecodeConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kStages, kMinCtasPerSm, kRowWarps,
+                               kKeyWarps, ScoreMod, kDimSplit, kMayMerge>;
   return {kDtype<T>,
           kDimQk,
           kDimV,

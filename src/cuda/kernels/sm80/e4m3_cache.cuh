@@ -57,14 +57,15 @@ class E4m3Cache {
   // Converts Q to fp16 in place, in the order of gemm_nt(). All threads call it; a barrier follows.
   __device__ __forceinline__ void prepare_q(typename Config::QTile q,
                                             const FwdWorkTile& work) const {
-    constexpr int kUnits = Config::kDimQk / 16;  // units of a row, on neighbouring lanes
-    static_assert(Config::kTileQ * kUnits % 32 == 0 && (kUnits & (kUnits - 1)) == 0 && kUnits <= 32,
-                  "whole rows a warp");
+    constexpr int kVectors = Config::kDimQk / 16;  // vectors of a row, on neighbouring lanes
+    static_assert(
+        Config::kTileQ * kVectors % 32 == 0 && (kVectors & (kVectors - 1)) == 0 && kVectors <= 32,
+        "whole rows a warp");
     const bool is_bf16 = params_.problem.dtype == FLASHATTN_DTYPE_BF16;
     const int bias = is_bf16 ? 127 : 15, digits = is_bf16 ? 7 : 10;
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < Config::kTileQ * kUnits; unit += kThreads) {
-      const int r = unit / kUnits, chunk = unit % kUnits * 2;
+    for (int n = threadIdx.x; n < Config::kTileQ * kVectors; n += kThreads) {
+      const int r = n / kVectors, chunk = n % kVectors * 2;
       const int4 halves[2] = {ptx::load_shared_16(q.chunk(r, chunk)),
                               ptx::load_shared_16(q.chunk(r, chunk + 1))};
       uint32_t words[8];
@@ -75,7 +76,7 @@ class E4m3Cache {
         magnitude = max(magnitude, max(word & 0x7fffu, word >> 16 & 0x7fffu));
       }
 #pragma unroll
-      for (int step = 1; step < kUnits; step *= 2) {
+      for (int step = 1; step < kVectors; step *= 2) {
         magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, step));
       }
       // The row's maximum becomes 2^14 or more; fp32 holds the factor and its inverse.
@@ -152,11 +153,11 @@ class E4m3Cache {
       scale(flat(o), ptx::exp2(static_cast<float>(exponent_) - static_cast<float>(exponent)));
       exponent_ = exponent;
     }
-    const float unit = power_of_two(kWeightExponent + 126 - static_cast<int>(exponent_));
+    const float power = power_of_two(kWeightExponent + 126 - static_cast<int>(exponent_));
 #pragma unroll
     for (int n = 0; n < kWarpKv / 8; ++n) {
       const float2 descales = load_descales(kV, stage, key + n * 8);
-      const float factors[2] = {descales.x * unit, descales.y * unit};
+      const float factors[2] = {descales.x * power, descales.y * power};
 #pragma unroll
       for (int x = 0; x < kMmaM * 4; ++x) {
         float& weight = p[x / 4][n][x % 4];

@@ -10,7 +10,7 @@ template <class Config>
 class BwdDkDv : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
-  using Base::storage_, Base::consumer_, Base::work_tile, Base::params_, Base::shared_;
+  using Base::storage_, Base::consumer_, Base::params_, Base::shared_;
   using typename Base::OutputTile, typename Base::DsState, typename Base::QState;
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kTileQ = Config::kTileQ;
 
@@ -33,16 +33,14 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   template <class StartS, class WaitS, class Work>
   __device__ __forceinline__ void for_each_work_tile(const QState& q_state, StartS start_s,
                                                      WaitS wait_s, Work work) {
-    this->next_work_tile();
-    bool more = !work_tile().end;
+    bool more = this->next_work_tile();
     start_s(more);
     wait_s();
     while (more) {
       const bool whole = accumulate(work);
       const OutputTile output_tile = this->output_tile();
       this->warpgroup_sync();
-      this->next_work_tile();
-      more = !work_tile().end;
+      more = this->next_work_tile();
       start_s(more);
       if (whole) store(output_tile, {q_state.count});
       wait_s();

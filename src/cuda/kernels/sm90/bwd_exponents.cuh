@@ -24,7 +24,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using ScoreMod = typename Config::ScoreMod;
   using Base::storage_, Base::params_;
-  using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
+  using Base::work_tile, Base::kSliceQ, Base::kTileQ, Base::lane, Base::row;
   using Tile = typename Base::SAccum;
   using TilePrefetch = typename BwdPrefetch<Config>::TilePrefetch;
 
@@ -57,8 +57,8 @@ class BwdExponents : BwdWarpgroupBase<Config> {
 
   // Softcap alone, by the polynomial of degree kDegree, 3 or 5.
   template <int kDegree>
-  __device__ __forceinline__ auto softcap(uint32_t slot, int mma_n) const {
-    return [lse = lse_address(slot, mma_n), &fit = params_.softcap](int n, Columns& x,
+  __device__ __forceinline__ auto softcap(uint32_t slot, int slice) const {
+    return [lse = lse_address(slot, slice), &fit = params_.softcap](int n, Columns& x,
                                                                     Columns& derivative) {
       const ColumnsLse own(lse, n);
 #pragma unroll
@@ -77,10 +77,10 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   }
 
   // ALiBi alone. Elements of one diagonal share a bias.
-  __device__ __forceinline__ auto alibi(int32_t q_coord, uint32_t slot, int mma_n) const {
+  __device__ __forceinline__ auto alibi(int32_t q_coord, uint32_t slot, int slice) const {
     const float slope = alibi_slope(slot);
-    return [lse = lse_address(slot, mma_n),
-            scaled = ScaledAlibi{slope, slope * distance(q_coord, mma_n)},
+    return [lse = lse_address(slot, slice),
+            scaled = ScaledAlibi{slope, slope * distance(q_coord, slice)},
             factor = params_.score_scale](int n, Columns& x, Columns&) {
       const ColumnsLse own(lse, n);
 #pragma unroll
@@ -93,7 +93,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   // Any chain. large_lse: rows may have bases; then scores are in units of kWideUnit log2(e), and
   // lse is subtracted after the base. count: Q tiles done.
   __device__ __forceinline__ auto chain(const Tile& s, const TilePrefetch& prefetched,
-                                        int32_t q_coord, uint32_t slot, uint32_t count, int mma_n,
+                                        int32_t q_coord, uint32_t slot, uint32_t count, int slice,
                                         bool large_lse) const {
     const Problem& problem = params_.common.problem;
     // Small code: without ALiBi its slope is 0.
@@ -106,8 +106,8 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     const bool near_0 = Config::kIsRuntime && has_derivative &&
                         !this->has_q_tail(this->q_tile_of(q_coord)) && softcap.all_near_0(s);
     const float unit = large_lse ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
-    const Alibi alibi{alibi_slope(slot) * unit, distance(q_coord, mma_n)};
-    const uint32_t lse = lse_address(slot, mma_n);
+    const Alibi alibi{alibi_slope(slot) * unit, distance(q_coord, slice)};
+    const uint32_t lse = lse_address(slot, slice);
     return [=, &problem, &prefetched](int n, Columns& x, Columns& derivative) {
       const auto make = [&](auto member) {
         if constexpr (std::is_same<decltype(member), Type<Softcap>>::value) {
@@ -125,7 +125,7 @@ class BwdExponents : BwdWarpgroupBase<Config> {
         x[i] = fmaf(x[i], factor, large_lse ? 0.0f : -own.of(i));
       Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
       if (!large_lse) return;
-      subtract_bases(x, this->bases_at(q_coord, count, mma_n) + n * 8);
+      subtract_bases(x, this->bases_at(q_coord, count, slice) + n * 8);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] = fmaf(x[i], kWideUnit, -own.of(i));
     };
@@ -147,8 +147,8 @@ class BwdExponents : BwdWarpgroupBase<Config> {
   }
 
  private:
-  __device__ __forceinline__ uint32_t lse_address(uint32_t slot, int mma_n) const {
-    return this->template row_stat_address<Config::kLse>(slot, mma_n);
+  __device__ __forceinline__ uint32_t lse_address(uint32_t slot, int slice) const {
+    return this->template row_stat_address<Config::kLse>(slot, slice);
   }
   // lse of the queries of kColumnsAtOnce columns, from column n on.
   struct ColumnsLse {
@@ -168,10 +168,10 @@ class BwdExponents : BwdWarpgroupBase<Config> {
     return static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
   }
   // Distance from this lane's first key to its first query of a slice; exact below 2^24.
-  __device__ __forceinline__ float distance(int32_t q_coord, int mma_n) const {
+  __device__ __forceinline__ float distance(int32_t q_coord, int slice) const {
     const int32_t off = diagonal_offset(params_.common.problem.mask_rule(),
                                         {work_tile().len.q, work_tile().len.kv});
-    return static_cast<float>(this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN + lane() % 4 * 2 +
+    return static_cast<float>(this->q_tile_of(q_coord) * kTileQ + slice * kSliceQ + lane() % 4 * 2 +
                               off - work_tile().key - row());
   }
 

@@ -19,7 +19,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // accumulator columns
   // With four warpgroups the compiler takes no WGMMA with N = 256.
-  static constexpr int kAccParts = kDim > 192 ? 2 : 1, kAccPart = kDim / 2 / kAccParts;
+  static constexpr int kAccs = kDim > 192 ? 2 : 1, kRegsPerAcc = kDim / 2 / kAccs;
 
  public:
   __device__ __forceinline__ BwdLargeHeadMainloop(const BackwardParams& params, uint32_t shared,
@@ -30,10 +30,10 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     this->for_each_work_tile([&] {
       if (!kDsRole) this->find_visible_queries();
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) acc_[i / kAccPart][i % kAccPart] = 0.0f;
+      for (int i = 0; i < kDim / 2; ++i) acc_[i / kRegsPerAcc][i % kRegsPerAcc] = 0.0f;
       mainloop();
       this->release_kv();
-      const auto acc = [&](int i) -> float& { return acc_[i / kAccPart][i % kAccPart]; };
+      const auto acc = [&](int i) -> float& { return acc_[i / kRegsPerAcc][i % kRegsPerAcc]; };
       if (!this->template reduce_partials<kDim / 2>(acc)) return;  // another CTA stores them
       if (kDsRole) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
@@ -83,7 +83,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     this->advance(q_coord, kind, iter_ + 1);
     ptx::wgmma_wait<0>();
 #pragma unroll
-    for (int n = 0; n < kAccParts; ++n) ptx::reg_fence(acc_[n]);
+    for (int n = 0; n < kAccs; ++n) ptx::reg_fence(acc_[n]);
     if (leader()) {
       if (!kDsRole) storage_.dout.consumer_release(dout_state());
       storage_.q.consumer_release(q_state());
@@ -157,8 +157,8 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
 
   __device__ __forceinline__ void gemm_acc(const PFragment& a, ptx::SmemDescriptor rows) {
 #pragma unroll
-    for (int n = 0; n < kAccParts; ++n) {
-      this->gemm_rs(acc_[n], a, rows.advance(n * (kAccPart / 32) * (kTileQ * 128)));
+    for (int n = 0; n < kAccs; ++n) {
+      this->gemm_rs(acc_[n], a, rows.advance(n * (kRegsPerAcc / 32) * (kTileQ * 128)));
     }
   }
 
@@ -214,13 +214,13 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
                                         float factor) const {
     this->template store_rows<kDim>(tensor, this->output_tile(), dim, warp() * 16 + lane() / 4,
                                     factor,
-                                    [&](int i) { return acc_[i / kAccPart][i % kAccPart]; });
+                                    [&](int i) { return acc_[i / kRegsPerAcc][i % kRegsPerAcc]; });
   }
 
   BwdScoreMod<Config> score_mod_;
   SoftcapRange range_;
   uint32_t iter_ = 0;  // Q tiles so far
-  float acc_[kAccParts][kAccPart];
+  float acc_[kAccs][kRegsPerAcc];
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -16,7 +16,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using typename Base::SAccum, typename Base::PFragment;
   using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
   static constexpr int kDim = Config::kDimQk;
-  static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
+  static constexpr int kSliceQ = Config::kSliceQ, kSlices = kTileQ / kSliceQ;
 
  public:
   __device__ __forceinline__ BwdMainloop(const BackwardParams& params, uint32_t shared,
@@ -50,7 +50,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           continue;
         }
         SoftcapRange of_tile = range;
-        if constexpr (BwdScoreMod<Config>::kHasPolynomials && kMmasN == 2) {
+        if constexpr (BwdScoreMod<Config>::kHasPolynomials && kSlices == 2) {
           // Rows past the last query may be cleared while S is computed, so their S must not choose
           // the path: results are reproducible.
           if (this->has_q_tail(this->q_tile_of(q_coord))) {
@@ -60,7 +60,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
             of_tile = range;
           }
         }
-        SoftcapRange& step_range = kMmasN == 2 ? of_tile : range;
+        SoftcapRange& step_range = kSlices == 2 ? of_tile : range;
         if (!Config::kIsRuntime && (kind & kFull)) {
           step<false>(s, q_coord, kind, prefetched, step_range);
         } else {
@@ -86,7 +86,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   }
 
  private:
-  using STiles = SAccum[kMmasN];  // S of a Q tile, then its dP
+  using STiles = SAccum[kSlices];  // S of a Q tile, then its dP
   // Registers hold P for dS, which differs from P for dV.
   static constexpr bool kHoldsPForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
 
@@ -97,8 +97,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid, Load load) const {
     storage_.q.consumer_wait_if(valid, q_state_);
     load();
-    for_each_mma_n([&](auto mma_n) {
-      this->template gemm_ss<kDim>(s[mma_n], k(), valid ? this->q(q_state_, mma_n) : k());
+    for_each_slice([&](auto slice) {
+      this->template gemm_ss<kDim>(s[slice], k(), valid ? this->q(q_state_, slice) : k());
     });
   }
 
@@ -109,75 +109,75 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
 
   static __device__ __forceinline__ void wait_and_fence(STiles& s) {
     ptx::wgmma_wait<0>();
-    for_each_mma_n([&](auto mma_n) { ptx::reg_fence(s[mma_n]); });
+    for_each_slice([&](auto slice) { ptx::reg_fence(s[slice]); });
   }
 
   // One Q tile: adds to dK and dV, stores dS for dQ, advances q_coord and kind. With kPrefetchS the
   // step before has issued S, after its dK. The two consumers never synchronise with each other.
-  // The tile is computed in slices of kMmaN queries, so that registers hold what is in flight:
+  // The tile is computed in slices of kSliceQ queries, so that registers hold what is in flight:
   // exponentials of one slice overlap WGMMAs of the other.
   template <bool kMasked, bool kMayBeLargeLse = false>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched, SoftcapRange& range) {
     const QState at = q_state_;
     STiles& dp = s;
-    PFragment p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
+    PFragment p[kSlices], p_for_ds[kSlices], ds[kSlices];
     typename BwdScoreMod<Config>::Lse lse;
     // lse is loaded before S is complete, where registers allow: 1 % faster.
     const auto load_first_lse = [&] { score_mod_.load_lse(lse, at.stage()); };
     if (!Config::kPrefetchS) start_s_gemm(s, true, load_first_lse);
     if (Config::kSplitsBlockMask ? kMasked && (kind & Base::kPartlyMasked) : !Config::kIsDropout)
       score_mod_.prefetch(prefetched, q_coord);
-    for_each_mma_n([&](auto mma_n) {
-      if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
-      if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
+    for_each_slice([&](auto slice) {
+      if (Config::kPrefetchS || slice > 0) score_mod_.load_lse(lse, at.stage(), slice);
+      if (!Config::kPrefetchS && slice == 0) wait_and_fence(s);
       // Frees P of the slice before: registers hold P for dS beside P of one slice only. Masks need
       // the registers before compute_p().
       const auto free_last_p = [&] {
-        if constexpr (kHoldsPForDs && mma_n > 0) {
+        if constexpr (kHoldsPForDs && slice > 0) {
           ptx::wgmma_wait<0>();
-          ptx::reg_fence(p[mma_n - 1]);
+          ptx::reg_fence(p[slice - 1]);
         }
       };
       if (kMasked) free_last_p();
       score_mod_.template compute_p<kMasked, kMayBeLargeLse>(
-          s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched, q_coord, kind, at.stage(),
-          q_state_.count, range, mma_n);
-      ptx::reg_fence(p[mma_n]);
+          s[slice], lse, p[slice], p_for_ds[slice], prefetched, q_coord, kind, at.stage(),
+          q_state_.count, range, slice);
+      ptx::reg_fence(p[slice]);
       if (!kMasked) free_last_p();
-      if (mma_n == 0) storage_.dout.consumer_wait(q_state_);
-      this->template gemm_ss<kDim>(dp[mma_n], this->v(), this->dout(at, mma_n));
+      if (slice == 0) storage_.dout.consumer_wait(q_state_);
+      this->template gemm_ss<kDim>(dp[slice], this->v(), this->dout(at, slice));
       // Issued now, it overlaps what follows.
-      this->gemm_rs(dkdv_.dv, p[mma_n], this->dout(at, mma_n));
+      this->gemm_rs(dkdv_.dv, p[slice], this->dout(at, slice));
     });
     if (!score_mod_.stages_p()) storage_.ds.producer_acquire({q_state_.count});
-    for_each_mma_n([&](auto mma_n) {
-      constexpr bool kWaitsForDv = kMasked && kHoldsPForDs && kMmasN > 1;  // masks need registers
-      ptx::wgmma_wait<kWaitsForDv ? 0 : 2 * kMmasN - 1 - mma_n>();
-      ptx::reg_fence(dp[mma_n]);
-      if constexpr (kWaitsForDv && mma_n == 0) ptx::reg_fence(p[kMmasN - 1]);
-      if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
-      score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[mma_n] : p[mma_n], dp[mma_n],
-                                              ds[mma_n], at.stage(), q_state_.count, q_coord,
-                                              mma_n);
-      this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
-      if (mma_n == kMmasN - 1) {
+    for_each_slice([&](auto slice) {
+      constexpr bool kWaitsForDv = kMasked && kHoldsPForDs && kSlices > 1;  // masks need registers
+      ptx::wgmma_wait<kWaitsForDv ? 0 : 2 * kSlices - 1 - slice>();
+      ptx::reg_fence(dp[slice]);
+      if constexpr (kWaitsForDv && slice == 0) ptx::reg_fence(p[kSlices - 1]);
+      if (slice == kSlices - 1 && (kind & kLast) && leader()) this->release_v();
+      score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[slice] : p[slice], dp[slice],
+                                              ds[slice], at.stage(), q_state_.count, q_coord,
+                                              slice);
+      this->store_ds(ds[slice], DsState{q_state_.count}.stage(), slice);
+      if (slice == kSlices - 1) {
         this->commit_ds({q_state_.count});
-        ptx::wgmma_wait<kMmasN - 1>();
+        ptx::wgmma_wait<kSlices - 1>();
         ptx::reg_fence(dkdv_.dv);
         // Otherwise P for dS may take registers that a WGMMA still reads.
-        if constexpr (Config::kStagePInDs || (kHoldsPForDs && kMmasN > 1 && !kMasked))
-          ptx::reg_fence(p[mma_n]);
+        if constexpr (Config::kStagePInDs || (kHoldsPForDs && kSlices > 1 && !kMasked))
+          ptx::reg_fence(p[slice]);
         this->release_dout(at);
       }
-      this->gemm_rs(dkdv_.dk, ds[mma_n], this->q(at, mma_n));
+      this->gemm_rs(dkdv_.dk, ds[slice], this->q(at, slice));
     });
     q_state_.advance();
     if (Config::kPrefetchS && !Config::kSkipMaskedTiles)
       start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
     advance(q_coord, kind, prefetched);
     if (Config::kPrefetchS && Config::kSkipMaskedTiles) start_s_gemm(s, needs_s(kind), [] {});
-    ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
+    ptx::wgmma_wait<Config::kPrefetchS ? kSlices : 0>();
     ptx::reg_fence(dkdv_.dk);
     if (leader()) storage_.q.consumer_release(at);
     if (Config::kPrefetchS) wait_and_fence(s);
@@ -187,7 +187,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   // has not been issued.
   __device__ __forceinline__ void skip_tile(STiles& s, int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
-    static_assert(!Config::kSkipMaskedTiles || kMmasN == 1, "dS of one slice is stored");
+    static_assert(!Config::kSkipMaskedTiles || kSlices == 1, "dS of one slice is stored");
     const QState at = q_state_;
     // Every warp waits for each phase before the leader releases the stage: a warp that missed a
     // phase would take the next but one for it.
@@ -221,15 +221,15 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
   }
 
-  template <int kMmaN_>
-  struct MmaN {
-    __device__ constexpr operator int() const { return kMmaN_; }
+  template <int kSlice>
+  struct Slice {
+    __device__ constexpr operator int() const { return kSlice; }
   };
 
-  template <class Function, int kMmaN_ = 0>
-  static __device__ __forceinline__ void for_each_mma_n(Function function) {
-    function(MmaN<kMmaN_>());
-    if constexpr (kMmaN_ + 1 < kMmasN) for_each_mma_n<Function, kMmaN_ + 1>(function);
+  template <class Function, int kSlice = 0>
+  static __device__ __forceinline__ void for_each_slice(Function function) {
+    function(Slice<kSlice>());
+    if constexpr (kSlice + 1 < kSlices) for_each_slice<Function, kSlice + 1>(function);
   }
 
   __device__ __forceinline__ ptx::SmemDescriptor k() const {

@@ -3,9 +3,9 @@
 // dq_inline_postprocess.cuh has converted.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
-#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/device/smem_tile.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
+#include "cuda/kernels/sm90/dq_convert.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
   }
 #pragma unroll
   for (int n = 0; n < kQuads; ++n) {
-    const uint32_t upper = ptx::pack<T>(quads[n].x * problem.scale, quads[n].y * problem.scale);
-    const uint32_t lower = ptx::pack<T>(quads[n].z * problem.scale, quads[n].w * problem.scale);
+    const DqQuad<T> quad(quads[n], problem.scale);
+    const uint32_t upper = quad.upper.word, lower = quad.lower.word;
     if constexpr (Config::kSplitsKPanel) {  // 64 columns of panel 0 or 2, 32 of panel 1
       const int first = n < 8 ? warpgroup * 128 : 64 + warpgroup * 32;
       T* to = rows + row * kPitch + first + n % 8 * 8 + column;

@@ -17,7 +17,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
   using Base::storage_, Base::params_;
-  using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
+  using Base::work_tile, Base::kSliceQ, Base::kTileQ, Base::lane, Base::row;
   using Operand = typename Base::PFragment;
   using Tile = typename Base::SAccum;
   static constexpr int kBiasColumnsAhead = BwdPrefetch<Config>::kBiasColumnsAhead;
@@ -47,20 +47,20 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // score modifications, nor with dropout where P is staged (kStagePInDs).
   static constexpr bool kPreloadsLse =
       !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
-  using Lse = float2[kPreloadsLse ? kMmaN / 8 : 1];
+  using Lse = float2[kPreloadsLse ? kSliceQ / 8 : 1];
 
-  __device__ __forceinline__ void load_lse(Lse& lse, uint32_t slot, int mma_n = 0) const {
+  __device__ __forceinline__ void load_lse(Lse& lse, uint32_t slot, int slice = 0) const {
     if constexpr (kPreloadsLse) {
-      const uint32_t from = this->template row_stat_address<Config::kLse>(slot, mma_n);
+      const uint32_t from = this->template row_stat_address<Config::kLse>(slot, slice);
 #pragma unroll
-      for (int n = 0; n < kMmaN / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
+      for (int n = 0; n < kSliceQ / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
     }
   }
 
   // Whether polynomials may compute the softcap.
   static constexpr bool kHasPolynomials = ScoreMod::template kHas<Softcap> && !Config::kIsRuntime;
   // Whether compute_p() updates the range for a Q tile; otherwise its caller has done so.
-  static constexpr bool kFindsRange = kHasPolynomials && kMmaN == kTileQ;
+  static constexpr bool kFindsRange = kHasPolynomials && kSliceQ == kTileQ;
 
   // Updates the range by S of two slices.
   __device__ __forceinline__ void update(SoftcapRange& range, const Tile& s,
@@ -75,15 +75,15 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void compute_p(Tile& s, const Lse& lse, Operand& p, Operand& p_for_ds,
                                             TilePrefetch& prefetched, int32_t q_coord,
                                             uint32_t kind, uint32_t slot, uint32_t count,
-                                            SoftcapRange& range, int mma_n = 0) const {
+                                            SoftcapRange& range, int slice = 0) const {
     if constexpr (Config::kHasScoreMod) {
       if (this->stages_p()) storage_.ds.producer_acquire({count});
       apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
-                                               count, mma_n, range);
+                                               count, slice, range);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
-        exponents_.subtract_bases(s, this->bases_at(q_coord, count, mma_n));
+        exponents_.subtract_bases(s, this->bases_at(q_coord, count, slice));
       }
       // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout)
@@ -91,17 +91,17 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       if constexpr (Config::kHasDenseBias) {
         add_dense_bias<kMasked>(s, lse, q_coord, kind, count);
 #pragma unroll
-        for (int i = 0; i < kMmaN / 4; ++i)
+        for (int i = 0; i < kSliceQ / 4; ++i)
           p[i] = ptx::pack<T>(ptx::exp2(s[2 * i]), ptx::exp2(s[2 * i + 1]));
       }
 #pragma unroll
-      for (int n = 0; n < (Config::kHasDenseBias ? 0 : kMmaN / 8); ++n) {
+      for (int n = 0; n < (Config::kHasDenseBias ? 0 : kSliceQ / 8); ++n) {
         float2 row_lse;
         if constexpr (kPreloadsLse) {
           row_lse = lse[n];
         } else {
           row_lse = ptx::load_shared_pair(
-              this->template row_stat_address<Config::kLse>(slot, mma_n) + n * 32);
+              this->template row_stat_address<Config::kLse>(slot, slice) + n * 32);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -110,15 +110,15 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                          ptx::exp2(fmaf(x[1], factor, -row_lse.y)));
         }
       }
-      if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN);
+      if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + slice * kSliceQ);
       if constexpr (kMasked && Config::kHasBlockMask) {
         if (kind & Base::kPartlyMasked) apply_block_mask(p, prefetched.visible_bits);
       }
       const uint32_t ds_slot = PipelineState<Config::kDsStages>{count}.stage();
       if constexpr (Config::kIsDropout) {
-        const uint32_t staged_p = this->ds_address(ds_slot, mma_n);
+        const uint32_t staged_p = this->ds_address(ds_slot, slice);
 #pragma unroll
-        for (int m = 0; m < kMmaN / 16; ++m) {
+        for (int m = 0; m < kSliceQ / 16; ++m) {
 #pragma unroll
           for (int i = 4 * m; i < 4 * m + 4; ++i) {
             const uint32_t signs = prefetched[i];
@@ -142,17 +142,17 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   template <bool kMasked>
   __device__ __forceinline__ void compute_ds(const Operand& p_words, const Tile& dp, Operand& ds,
                                              uint32_t slot, uint32_t count, int32_t q_coord,
-                                             int mma_n = 0) const {
-    const uint32_t delta = this->template row_stat_address<Config::kDelta>(slot, mma_n);
+                                             int slice = 0) const {
+    const uint32_t delta = this->template row_stat_address<Config::kDelta>(slot, slice);
     const uint32_t staged_p =
-        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
+        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), slice);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored this P
     const float p_scale = this->p_scale();
     typename BwdDenseBias<Config>::DbiasColumns dbias;
     if constexpr (kAddsDbias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
-    for (int m = 0; m < kMmaN / 16; ++m) {
+    for (int m = 0; m < kSliceQ / 16; ++m) {
       uint32_t quad[4];
       if (stages_p) {
         ptx::ldmatrix_x4_trans(quad, staged_p + m * 2048);
@@ -218,25 +218,25 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void apply_score_mod(const Tile& s, Operand& p, Operand& p_for_ds,
                                                   TilePrefetch& prefetched, int32_t q_coord,
                                                   uint32_t kind, uint32_t slot, uint32_t count,
-                                                  int mma_n, SoftcapRange& range) const {
+                                                  int slice, SoftcapRange& range) const {
     const bool large_lse = kMayBeLargeLse && (kind & Base::kLargeLse);
     const auto finish = [&](bool has_derivative, const auto& exponents) {
-      make_p<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, count, mma_n, has_derivative,
+      make_p<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, count, slice, has_derivative,
                       exponents);
     };
     if constexpr (Exponents::kMayBeAlibiAlone) {
-      if (!large_lse && !ScoreMod::template is_on<Softcap>(params_.common.problem))
-        return finish(false, exponents_.alibi(q_coord, slot, mma_n));
+      if (!large_lse && !exponents_.has_derivative())
+        return finish(false, exponents_.alibi(q_coord, slot, slice));
     }
     if constexpr (kHasPolynomials) {
       if (kFindsRange) exponents_.update(range, max_abs(s));
       // Masked tiles are few, and the instruction cache is small: no cubic polynomial.
-      if (!kMasked && range.cubic) return finish(true, exponents_.template softcap<3>(slot, mma_n));
+      if (!kMasked && range.cubic) return finish(true, exponents_.template softcap<3>(slot, slice));
       if (!large_lse && range.quintic)
-        return finish(true, exponents_.template softcap<5>(slot, mma_n));
+        return finish(true, exponents_.template softcap<5>(slot, slice));
     }
     finish(exponents_.has_derivative(),
-           exponents_.chain(s, prefetched, q_coord, slot, count, mma_n, large_lse));
+           exponents_.chain(s, prefetched, q_coord, slot, count, slice, large_lse));
   }
 
   // Turns S into exponents of P. The panels of the bias are those of Q tile `count`.
@@ -248,7 +248,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     const bool large_lse = kMasked && (kind & Base::kLargeLse);
     const float log2e = large_lse ? kLog2E / kWideUnit : kLog2E, factor = problem.scale * log2e;
 #pragma unroll
-    for (int i = 0; i < kMmaN / 2; ++i) {
+    for (int i = 0; i < kSliceQ / 2; ++i) {
       const float own = i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y;
       s[i] = fmaf(s[i], factor, large_lse ? 0.0f : -own);
     }
@@ -256,7 +256,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     if (!large_lse) return;
     exponents_.subtract_bases(s, this->bases_at(q_coord, count, 0));
 #pragma unroll
-    for (int i = 0; i < kMmaN / 2; ++i)
+    for (int i = 0; i < kSliceQ / 2; ++i)
       s[i] = fmaf(s[i], kWideUnit, -(i % 2 == 0 ? lse[i / 4].x : lse[i / 4].y));
   }
 
@@ -264,19 +264,19 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   template <bool kMasked, class Function>
   __device__ __forceinline__ void make_p(const Tile& s, Operand& p, Operand& p_for_ds,
                                          TilePrefetch& prefetched, int32_t q_coord, uint32_t kind,
-                                         uint32_t count, int mma_n, bool has_derivative,
+                                         uint32_t count, int slice, bool has_derivative,
                                          const Function& exponents) const {
     const Problem& problem = params_.common.problem;
-    const int32_t query = this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN;
+    const int32_t query = this->q_tile_of(q_coord) * kTileQ + slice * kSliceQ;
     const uint32_t staged_p =
-        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
+        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), slice);
     const bool stages_p = this->stages_p();
-    uint32_t p_words[kMmaN / 4];
+    uint32_t p_words[kSliceQ / 4];
 #pragma unroll
-    for (int n = 0; n < kMmaN / 8; n += kColumnsAtOnce) {
+    for (int n = 0; n < kSliceQ / 8; n += kColumnsAtOnce) {
       float x[4 * kColumnsAtOnce], derivative[4 * kColumnsAtOnce];
       if constexpr (Config::kIsRuntime) {
-        if (n + kBiasColumnsAhead < kMmaN / 8)
+        if (n + kBiasColumnsAhead < kSliceQ / 8)
           prefetch_.fetch_bias(prefetched, n + kBiasColumnsAhead);
       }
 #pragma unroll
@@ -356,13 +356,13 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // Zeros P that the block mask hides.
   static __device__ __forceinline__ void apply_block_mask(Operand& p, uint32_t visible_bits) {
 #pragma unroll
-    for (int i = 0; i < kMmaN / 4; ++i) p[i] &= BitMask{visible_bits >> i % 2 * 16}.pair(i / 2);
+    for (int i = 0; i < kSliceQ / 4; ++i) p[i] &= BitMask{visible_bits >> i % 2 * 16}.pair(i / 2);
   }
 
   // Zeros P where a query does not see a key.
   __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
     constexpr bool kLacksRegisters = Config::kStagePInDs && Config::kIsDropout;
-    using Mask = std::conditional_t<kLacksRegisters, IntervalMask, PairMasks<kMmaN>>;
+    using Mask = std::conditional_t<kLacksRegisters, IntervalMask, PairMasks<kSliceQ>>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
@@ -370,7 +370,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const int32_t begin = visible.begin - query - lane() % 4 * 2;
       const Mask shown{begin, visible.end - visible.begin};
 #pragma unroll
-      for (int n = 0; n < kMmaN / 8; ++n) shown.zero_hidden(p[2 * n + half], n * 8);
+      for (int n = 0; n < kSliceQ / 8; ++n) shown.zero_hidden(p[2 * n + half], n * 8);
     }
   }
 

@@ -92,7 +92,7 @@ template <class T, int kDim, int kTileQ, class ScoreMod>
 struct BwdConfig
     : BwdSmallHeadConfig<T, kDim, kDim, kTileQ, ScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
                          kBwdKStages<kDim, ScoreMod>, kTileQ * kDim / (64 * 64)> {
-  static constexpr int kMmaN = 64;  // queries per WGMMA
+  static constexpr int kSliceQ = 64;  // queries per WGMMA, N
   static constexpr bool kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = true;  // the dQ warpgroup has time for it
   static constexpr bool kOverlapPreprocess = true;  // starts before all heads are preprocessed
@@ -130,7 +130,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
   using Tiles = BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod>;
   using Tiles::kKBytes, Tiles::kQBytes, Tiles::kDoBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   using Tiles::kTileQ, Tiles::kTileKv, Tiles::kHasScoreMod, Tiles::kIsRuntime, Tiles::kPanelsQk;
-  static constexpr int kMmaN = kTileQ;
+  static constexpr int kSliceQ = kTileQ;
   static constexpr bool kSplitRoles = true, kTwoCta = kDimQk > 192, kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = false, kEarlyReleaseV = false,
                         kSkipMaskedTiles = false, kSplitsKPanel = false;
@@ -185,7 +185,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
 // Long Q: without a dQ warpgroup the consumers have registers for Q tiles of 80.
 template <class T, int kDim, class ScoreMod>
 struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, kDim, 80, ScoreMod, 2, 1, 2> {
-  static constexpr int kMmaN = 80;
+  static constexpr int kSliceQ = 80;
   static constexpr bool kConsumersComputeDq = true, kInlinePostprocess = false;
   static constexpr bool kEarlyReleaseV = false, kOverlapPreprocess = false, kStagePInDs = false,
                         kSkipMaskedTiles = false;
@@ -204,7 +204,7 @@ template <class T, class ScoreMod>
 using BwdLatentHeadTiles = BwdSmallHeadConfig<T, 192, 128, 64, ScoreMod, 2, 1, 2, 3, 6>;
 template <class T, class ScoreMod>
 struct BwdLatentHeadConfig : BwdLatentHeadTiles<T, ScoreMod> {
-  static constexpr int kMmaN = 64;
+  static constexpr int kSliceQ = 64;
   static constexpr bool kConsumersComputeDq = true;
   static constexpr bool kInlinePostprocess = true;  // in half of the scheduler's warp
   // K is released before the last dQ is stored.

@@ -32,11 +32,11 @@ class BwdWarpgroupBase {
  protected:
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  static constexpr int kMmaN = Config::kMmaN;  // queries per WGMMA
+  static constexpr int kSliceQ = Config::kSliceQ;  // queries per WGMMA
   // This lane's accumulators of S^T or dP^T: element 4 n + 2 h + e is key row() + 8 h, query 8 n +
   // 2 (lane % 4) + e.
-  using SAccum = float[kMmaN / 2];
-  using PFragment = uint32_t[kMmaN / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
+  using SAccum = float[kSliceQ / 2];
+  using PFragment = uint32_t[kSliceQ / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
   using QState = PipelineState<Config::kQStages>;
   using DoutState = PipelineState<Config::kDoStages>;
   using DsState = PipelineState<Config::kDsStages>;
@@ -73,9 +73,9 @@ class BwdWarpgroupBase {
     return kUnit * Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
-  // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
-  // saves registers for the mainloop.
-  __device__ __forceinline__ void next_work_tile() const {
+  // Copies the next work tile from its stage; false: there is none. The count of work tiles is in
+  // shared memory, which saves registers for the mainloop.
+  __device__ __forceinline__ bool next_work_tile() const {
     volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
     const WorkTileState at{taken};
     storage_.work.consumer_wait(at);
@@ -91,14 +91,13 @@ class BwdWarpgroupBase {
       taken = at.count + 1;
       storage_.work.consumer_release(at);
     }
+    return !work_tile().end;
   }
 
   // Calls work() for each work tile.
   template <class Work>
   __device__ __forceinline__ void for_each_work_tile(Work work) const {
-    for (;;) {
-      next_work_tile();
-      if (work_tile().end) break;
+    while (next_work_tile()) {
       work();
       warpgroup_sync();  // no warp reads the work tile any more
     }
@@ -191,13 +190,13 @@ class BwdWarpgroupBase {
   }
 
   // Q and dO of a Q tile, from the first query of a slice on.
-  __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int mma_n = 0) const {
-    return ptx::SmemDescriptor::at(q_address(at), 0).advance(mma_n * kMmaN * 128);
+  __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int slice = 0) const {
+    return ptx::SmemDescriptor::at(q_address(at), 0).advance(slice * kSliceQ * 128);
   }
-  __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int mma_n = 0) const {
+  __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int slice = 0) const {
     // Small heads have as many stages of dO as of Q: one address serves both.
     if constexpr (!Config::kSplitRoles && Config::kQBytes == Config::kDoBytes)
-      return q(at, mma_n).advance(Config::kDo - Config::kQ);
+      return q(at, slice).advance(Config::kDo - Config::kQ);
     return ptx::SmemDescriptor::at(dout_address(at), 0);
   }
 
@@ -227,17 +226,17 @@ class BwdWarpgroupBase {
     const ptx::SmemDescriptor across{rows.low | kTileQ * 128 >> 4 << 16};
     ptx::wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < kMmaN / 16; ++n) {
+    for (int n = 0; n < kSliceQ / 16; ++n) {
       ptx::wgmma_rs<T, 1>(acc, &a[4 * n], across.advance(n * 2048).descriptor(), 1);
     }
     ptx::wgmma_commit();
   }
 
-  // Address of this lane's first two values of lse or delta, in slice mma_n (kMmaN queries, those
-  // of one WGMMA) of a Q tile.
+  // Address of this lane's first two values of lse or delta, in a slice (kSliceQ queries, those of
+  // one WGMMA) of a Q tile.
   template <int kFirst>
-  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int mma_n) const {
-    return shared_ + kFirst + stage * Config::kRowStatBytes + mma_n * kMmaN * 4 + lane() % 4 * 8;
+  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int slice) const {
+    return shared_ + kFirst + stage * Config::kRowStatBytes + slice * kSliceQ * 4 + lane() % 4 * 8;
   }
 
   // Signals the dQ warpgroup that this warp has stored its dS.
@@ -247,34 +246,34 @@ class BwdWarpgroupBase {
     if (lane() == 0) storage_.ds.producer_commit(at);
   }
 
-  // The bases of this lane's queries of slice mma_n, see BackwardParams::softmax_base. count: Q
+  // The bases of this lane's queries of a slice, see BackwardParams::softmax_base. count: Q
   // tiles done.
   __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
-                                                            int mma_n) const {
+                                                            int slice) const {
     const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
     const int32_t head = Config::kCoordHasHead
                              ? q_coord / kCoordHead
                              : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
     const int64_t tile =
         work_tile().workspace_tile + head * params_.head_q_tiles + q_tile_of(q_coord);
-    return params_.common.softmax_base + (tile * kTileQ + mma_n * kMmaN + lane() % 4 * 2);
+    return params_.common.softmax_base + (tile * kTileQ + slice * kSliceQ + lane() % 4 * 2);
   }
 
   // Address at which this lane stores dS of the first 16 queries of a slice: one row per query,
   // keys in panels of 64, one panel per warpgroup.
-  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int mma_n) const {
+  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int slice) const {
     const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
     return shared_ + Config::kDs + stage * Config::kDsBytes + panel * kTileQ * 128 +
-           (mma_n * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
+           (slice * kSliceQ + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
   // Stores dS, for dQ over all keys, or P that is staged there.
   __device__ __forceinline__ void store_ds(const PFragment& ds, uint32_t stage,
-                                           int mma_n = 0) const {
-    const uint32_t to = ds_address(stage, mma_n);
+                                           int slice = 0) const {
+    const uint32_t to = ds_address(stage, slice);
 #pragma unroll
-    for (int n = 0; n < kMmaN / 16; ++n) {
+    for (int n = 0; n < kSliceQ / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
     }
   }

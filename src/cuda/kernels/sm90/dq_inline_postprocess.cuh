@@ -3,9 +3,9 @@
 // rest.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
-#include "cuda/device/packed_pair.cuh"
 #include "cuda/device/smem_tile.cuh"
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
+#include "cuda/kernels/sm90/dq_convert.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -205,9 +205,9 @@ class DqInlinePostprocess {
         PackedPair<T> upper[4], lower[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const float4& y = x[i * 4 + w];
-          upper[w] = PackedPair<T>::of(y.x * scale, y.y * scale);
-          lower[w] = PackedPair<T>::of(y.z * scale, y.w * scale);
+          const DqQuad<T> quad(x[i * 4 + w], scale);
+          upper[w] = quad.upper;
+          lower[w] = quad.lower;
         }
         store(dq_tile, row, column + i * 32, upper);
         store(dq_tile, row + 8, column + i * 32, lower);
@@ -299,8 +299,7 @@ class DqHalfWarpPostprocess {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 x = ptx::load_shared_pair((from ^ i * 16) + n * 2048);
-          const float scale = params_.common.problem.scale;
-          words[i] = ptx::pack<T>(x.x * scale, x.y * scale) & seen;  // pair i ^ first
+          words[i] = convert_dq<T>(x, params_.common.problem.scale).word & seen;  // pair i ^ first
         }
         exchange<1>(words, first & 1);
         exchange<2>(words, first & 2);

@@ -1,26 +1,13 @@
 #include "cuda/kernels/sm90/fp8_convert.h"
 
-#include <algorithm>
-
 #include "core/seqlen_info.h"
 #include "cuda/device/elements.cuh"
 #include "cuda/device/smem_tile.cuh"
-#include "cuda/host/launch.h"
-#include "cuda/host/preload.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kVector = 8;  // elements of a row that a thread has
-constexpr int kRows = 4;    // rows per thread, loaded together
-// If there are more tiles, each CTA converts several: CTAs start slowly, and sequences may be much
-// shorter than the shape says.
-constexpr int64_t kManyCtas = 1 << 12;
-
-__device__ __forceinline__ int32_t tile_rows(const ConvertOperand& x) {
-  return kThreads * kRows >> x.log2_lanes;
-}
+constexpr int kThreads = kConvertThreads, kVector = kConvertVector, kRows = kConvertRows;
 
 // Eight elements as they lie in memory. kFrom: F8E4M3, or 0: F16 or BF16.
 template <int32_t kFrom>
@@ -123,10 +110,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   const bool has_blocks = descales && block > 0;
   const float single = descales && block == 0 && rows.read.end > 0 ? descale_of(0) : 1.0f;
   // Unsigned: the last sum may be above 2^31.
-  uint32_t first = rows.written.begin + cta_of_head * tile_rows(x) + (thread >> x.log2_lanes);
+  uint32_t first = rows.written.begin + cta_of_head * x.tile_rows() + (thread >> x.log2_lanes);
   const uint32_t end = rows.written.end, count = rows.read.end - rows.read.begin;
 #pragma unroll 1
-  for (; first < end; first += x.ctas * tile_rows(x)) {
+  for (; first < end; first += x.ctas * x.tile_rows()) {
     int32_t pages[kRows];
     if (paged) {
 #pragma unroll
@@ -161,44 +148,12 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-constexpr int32_t kF8 = FLASHATTN_DTYPE_F8E4M3;
-constexpr int32_t kF16 = FLASHATTN_DTYPE_F16, kBf16 = FLASHATTN_DTYPE_BF16;
-
 }  // namespace
 
-cudaError_t preload_convert() {
-  return preload(&convert_kernel<kF8, kF16>, &convert_kernel<kF8, kBf16>, &convert_kernel<0, 0>);
-}
-
-cudaError_t launch_convert(ConvertParams params, cudaStream_t stream) {
-  const Problem& problem = params.problem;
-  const Shape& shape = params.shape;
-  int64_t tiles[3], all = 0, ctas = 0;
-  for (int n = 0; n < 3; ++n) {
-    ConvertOperand& x = params.operands[n];
-    x.is_q = n == 0;
-    x.heads = x.is_q ? problem.heads_q : problem.heads_kv;
-    x.dim = n == 2 ? problem.dim_v : problem.dim_qk;
-    x.log2_lanes = 0;
-    while (kVector << x.log2_lanes < x.dim) ++x.log2_lanes;
-    const int32_t rows = x.is_q ? shape.seqlen_q : shape.seqlen_kv;
-    tiles[n] = x.from.data ? ceil_div(rows, kThreads * kRows >> x.log2_lanes) : 0;
-    all += tiles[n] * x.heads * shape.batch;
-  }
-  for (int n = 0; n < 3; ++n) {
-    ConvertOperand& x = params.operands[n];
-    x.ctas =
-        static_cast<int32_t>(ceil_div(tiles[n], std::max<int64_t>(ceil_div(all, kManyCtas), 1)));
-    x.first_cta = ctas;
-    ctas += int64_t{x.ctas} * x.heads * shape.batch;
-  }
-  if (ctas == 0) return cudaSuccess;
-  if (ctas > INT32_MAX) return cudaErrorInvalidConfiguration;
-  const ConvertOperand& x = params.operands[1];
-  const auto kernel = x.dtype_from != kF8  ? &convert_kernel<0, 0>
-                      : x.dtype_to == kF16 ? &convert_kernel<kF8, kF16>
-                                           : &convert_kernel<kF8, kBf16>;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(ctas)), kThreads, 0, params, stream);
+ConvertKernels convert_kernels() {
+  constexpr int32_t kF8 = FLASHATTN_DTYPE_F8E4M3;
+  return {&convert_kernel<kF8, FLASHATTN_DTYPE_F16>, &convert_kernel<kF8, FLASHATTN_DTYPE_BF16>,
+          &convert_kernel<0, 0>};
 }
 
 }  // namespace flashattn::cuda::sm90

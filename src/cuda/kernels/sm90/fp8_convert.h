@@ -2,12 +2,14 @@
 // are E4M3.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "core/call.h"
 #include "core/problem.h"
 
 namespace flashattn::cuda::sm90 {
+
+constexpr int kConvertThreads = 256;
+constexpr int kConvertVector = 8;  // elements of a row that a thread has
+constexpr int kConvertRows = 4;    // rows per thread, loaded together
 
 // One array. E4M3 becomes F16 or BF16; F16 or BF16, without a descale, F16, BF16 or F32.
 struct ConvertOperand {
@@ -18,6 +20,9 @@ struct ConvertOperand {
   int32_t heads = 0, dim = 0, log2_lanes = 0;
   int32_t ctas = 0;  // per head of a sequence
   int64_t first_cta = 0;
+
+  // Rows that a CTA converts at once.
+  FLASHATTN_HD int32_t tile_rows() const { return kConvertThreads * kConvertRows >> log2_lanes; }
 };
 
 // The problem gives layout, page_size, mask, heads, dims and descale_block. With PAGED_KV k and v
@@ -35,9 +40,11 @@ static_assert(sizeof(ConvertParams) <= 4096, "kernel parameters of any toolkit a
 
 constexpr int32_t kMaxTileKv = 256;  // keys that any 16-bit kernel loads at once
 
-cudaError_t preload_convert();
-// Vectors of 8 elements must be aligned in all arrays. One launch; rows past a sequence's length
-// are neither read nor written.
-cudaError_t launch_convert(ConvertParams params, cudaStream_t stream);
+struct ConvertKernels {
+  void (*f8_to_f16)(ConvertParams);
+  void (*f8_to_bf16)(ConvertParams);
+  void (*other)(ConvertParams);
+};
+ConvertKernels convert_kernels();
 
 }  // namespace flashattn::cuda::sm90

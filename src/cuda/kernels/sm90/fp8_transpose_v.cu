@@ -40,11 +40,11 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     transpose_v(const __grid_constant__ TransposeVParams params) {
   // A thread has 16 keys of four columns at a time.
-  constexpr int kWords = kDim / 4, kGroups = kFp8TileKv / 16;
-  constexpr int kPasses = kWords * kGroups / kThreads;
-  static_assert(kWords * kGroups % kThreads == 0, "whole passes");
+  constexpr int kWords = kDim / 4, kChunks = kFp8TileKv / 16;
+  constexpr int kPasses = kWords * kChunks / kThreads;
+  static_assert(kWords * kChunks % kThreads == 0, "whole passes");
   ptx::griddep_launch_dependents();        // the forward kernel waits for all of this one
-  __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as in global memory
+  __shared__ uint4 image[kDim * kChunks];  // chunks of 16 keys, as in global memory
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
   const int32_t n = static_cast<int32_t>(blockIdx.x) % params.tiles;
@@ -75,26 +75,26 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
   for (int pass = 0; pass < kPasses; ++pass) {
     const int x = pass * kThreads + static_cast<int>(threadIdx.x);
-    const int word = x % kWords, group = x / kWords;
+    const int word = x % kWords, chunk = x / kWords;
     uint32_t keys[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const uint32_t* const from = row(first + group * 16 + i);
+      const uint32_t* const from = row(first + chunk * 16 + i);
       keys[i] = from && word * 4 < problem.dim_v ? from[word] : 0;
     }
     uint32_t columns[4][4];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const uint32_t four[4] = {keys[2 * c], keys[2 * c + 1], keys[8 + 2 * c], keys[9 + 2 * c]};
-      uint32_t turned[4];
-      transpose_4x4(four, turned);
+      uint32_t transposed[4];
+      transpose_4x4(four, transposed);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) columns[i][c] = turned[i];
+      for (int i = 0; i < 4; ++i) columns[i][c] = transposed[i];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = word * 4 + i;
-      image[column * kGroups + (group ^ column % 8)] =
+      image[column * kChunks + (chunk ^ column % 8)] =
           make_uint4(columns[i][0], columns[i][1], columns[i][2], columns[i][3]);
     }
   }
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t tile = (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
   uint4* const to = reinterpret_cast<uint4*>(params.to + tile * (kDim * kFp8TileKv));
 #pragma unroll
-  for (int x = static_cast<int>(threadIdx.x); x < kDim * kGroups; x += kThreads) to[x] = image[x];
+  for (int x = static_cast<int>(threadIdx.x); x < kDim * kChunks; x += kThreads) to[x] = image[x];
 }
 
 }  // namespace

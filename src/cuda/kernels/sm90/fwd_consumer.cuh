@@ -42,7 +42,7 @@ class FwdConsumer : public BiasPosition<Config::kHasDenseBias, Config::kBiasStag
   __device__ __forceinline__ bool is_partial() const {
     return kMayBePartial && work_tile().is_partial;
   }
-  __device__ __forceinline__ bool is_first_part() const {
+  __device__ __forceinline__ bool is_first_partial() const {
     if constexpr (Config::kPacksHeads) return packed_tile().split_idx == 0;
     if constexpr (!Config::kUseStreamK) return true;
     if (!is_partial()) return true;

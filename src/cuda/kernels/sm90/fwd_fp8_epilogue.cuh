@@ -7,15 +7,12 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Epilogue : FwdEpilogue<Config> {
-  using Base = FwdEpilogue<Config>;
-  using Base::work_tile, Base::lane, Base::row, Base::o_row_ptr, Base::params_;
-
+class FwdFp8OStore {
  public:
-  using typename Base::OAccum;
+  using OAccum = typename FwdOStore<Config>::OAccum;
 
-  __device__ __forceinline__ explicit FwdFp8Epilogue(const FwdConsumer<Config>& consumer)
-      : Base(consumer) {}
+  __device__ __forceinline__ explicit FwdFp8OStore(const FwdConsumer<Config>& consumer)
+      : wider_(consumer), consumer_(consumer), params_(consumer.params_) {}
 
   // kShort: TMA stores O, which is in 16 bits.
   template <bool kShort>
@@ -24,14 +21,15 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
     if (!kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F8E4M3) {
       store_fp8(o, nonfinite);
     } else {
-      Base::template store<kShort>(o, redo, nonfinite);
+      wider_.template store<kShort>(o, redo, nonfinite);
     }
   }
 
  private:
   template <class T>
   __device__ __forceinline__ T* of_head(const flashattn_tensor& tensor) const {
-    return reinterpret_cast<T*>(tensor_row(tensor, sizeof(T), work_tile().b, work_tile().h, 0));
+    return reinterpret_cast<T*>(
+        tensor_row(tensor, sizeof(T), consumer_.work_tile().b, consumer_.work_tile().h, 0));
   }
 
   // Raises amax_o of the head to the largest magnitude in this warp's rows; as bits, NaN exceeds
@@ -40,14 +38,15 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
     uint32_t most = 0;  // bits
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      if (work_tile().query + row() + mi * 8 >= work_tile().query_end) continue;
+      if (consumer_.work_tile().query + consumer_.row() + mi * 8 >= consumer_.work_tile().query_end)
+        continue;
 #pragma unroll
       for (int x = 0; x < Config::kDimV / 2; ++x) {
         if (x / 2 % 2 == mi) most = max(most, __float_as_uint(o[x]) & 0x7fffffffu);
       }
     }
     most = static_cast<uint32_t>(__reduce_max_sync(~0u, static_cast<int>(most)));
-    if (lane() == 0 && (redo || most < 0x7f800000u)) {
+    if (consumer_.lane() == 0 && (redo || most < 0x7f800000u)) {
       ptx::red_max(of_head<uint32_t>(params_.args.amax_o), most);
     }
   }
@@ -55,21 +54,22 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
   // A quad exchanges columns, so that each lane stores 8 neighbours of both its rows.
   __device__ __forceinline__ void store_fp8(const OAccum& o, bool (&nonfinite)[2]) const {
     const float scale = params_.args.scale_o.data ? *of_head<float>(params_.args.scale_o) : 1.0f;
-    const int32_t first = work_tile().query + row(), quad_lane = lane() % 4;
+    const int32_t first = consumer_.work_tile().query + consumer_.row(),
+                  quad_lane = consumer_.lane() % 4;
     char* out[2];
     int32_t columns[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      out[mi] = o_row_ptr(first + mi * 8, 1) + quad_lane * 8;
-      columns[mi] = first + mi * 8 < work_tile().query_end ? params_.problem.dim_v : 0;
+      out[mi] = wider_.o_row_ptr(first + mi * 8, 1) + quad_lane * 8;
+      columns[mi] = first + mi * 8 < consumer_.work_tile().query_end ? params_.problem.dim_v : 0;
     }
     float seen[2] = {};  // 0, or NaN if an element is not finite
 #pragma unroll
-    for (int group = 0; group < Config::kDimV / 32; ++group) {
+    for (int n = 0; n < Config::kDimV / 32; ++n) {
       uint32_t words[4];  // low halves: the first row
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float* x = &o[16 * group + 4 * j];
+        const float* x = &o[16 * n + 4 * j];
 #pragma unroll
         for (int e = 0; e < 4; ++e) seen[e / 2] = fmaf(x[e], 0.0f, seen[e / 2]);
         words[j] = ptx::pack_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
@@ -86,15 +86,19 @@ class FwdFp8Epilogue : FwdEpilogue<Config> {
       }
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
-        if (group * 32 + quad_lane * 8 >= columns[mi]) continue;
+        if (n * 32 + quad_lane * 8 >= columns[mi]) continue;
         const uint32_t half = mi == 0 ? 0x5410 : 0x7632;
-        *reinterpret_cast<uint2*>(out[mi] + group * 32) = {__byte_perm(words[0], words[1], half),
-                                                           __byte_perm(words[2], words[3], half)};
+        *reinterpret_cast<uint2*>(out[mi] + n * 32) = {__byte_perm(words[0], words[1], half),
+                                                       __byte_perm(words[2], words[3], half)};
       }
     }
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) nonfinite[mi] = seen[mi] != 0.0f;
   }
+
+  const FwdOStore<Config> wider_;  // O in 16 bits or fp32
+  const FwdConsumer<Config>& consumer_;
+  const ForwardParams& params_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -3,14 +3,13 @@
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
-#include "cuda/kernels/sm90/fwd_softmax.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
-  using Base = FwdSoftmax<Config, FwdFp8Epilogue<Config>>;
+class FwdFp8Mainloop : FwdSoftmax<Config> {
+  using Base = FwdSoftmax<Config>;
   using Element = ptx::E4m3;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
@@ -79,7 +78,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
       kv_state_.advance();
     }
     this->skip_tiles(kv_state_, n, work_tile().kv_begin);
-    this->finish_tile(o_, largest_descale_v(), work_tile().redo_online);
+    FwdEpilogue<Config, FwdFp8OStore<Config>>(*this).finish_tile(o_, largest_descale_v(),
+                                                                 work_tile().redo_online);
     q_state_.advance();
   }
 
@@ -358,7 +358,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
     }
     if (kIsRuntime && params_.problem.descale_block != 0) {
       const float largest = largest_descale_v();
-      unit_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;
+      inverse_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;
     }
   }
 
@@ -396,9 +396,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
 
   // Multiplies P by its key's descale of V, relative to the largest one.
   __device__ __forceinline__ void weigh_by_descale_v(int32_t n) {
-    if (params_.problem.descale_block == 0 || unit_v_ == 0.0f) return;
+    if (params_.problem.descale_block == 0 || inverse_v_ == 0.0f) return;
     visit_blocks(n, [&](int i, int32_t block) {
-      s_[i] *= descale(params_.args.inputs.descale_v, block) * unit_v_;
+      s_[i] *= descale(params_.args.inputs.descale_v, block) * inverse_v_;
     });
   }
 
@@ -421,7 +421,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config, FwdFp8Epilogue<Config>> {
 
   KvState kv_state_;
   int32_t unpromoted_ = 0;
-  float exponent_scale_, unit_v_;  // unit_v_: 1 / largest_descale_v(), with descales by blocks
+  float exponent_scale_,
+      inverse_v_;  // inverse_v_: 1 / largest_descale_v(), with descales by blocks
   float tile_sum_[2];
   uint32_t p_[kTileKv / 8];
   float o_[kDim / 2];

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "cuda/kernels/sm90/fwd_softmax.cuh"
+#include "cuda/kernels/sm90/fwd_epilogue.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -155,7 +155,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     }
     this->skip_tiles(kv_state_, n, begin);
     if (Base::kHasHeadroom && (first >= end || redo)) this->total_rows(redo);
-    this->finish_tile(o_, 1.0f, redo);
+    FwdEpilogue<Config>(*this).finish_tile(o_, 1.0f, redo);
     q_state_.advance();
   }
 

@@ -4,24 +4,22 @@
 
 #include <cfloat>
 
-#include "cuda/kernels/sm90/fwd_epilogue.cuh"
 #include "cuda/kernels/sm90/fwd_score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 enum class KvHalf { kBoth, kLower, kUpper };  // the part of a KV tile whose scores are computed
 
-template <class Config, class Epilogue = FwdEpilogue<Config>>
-class FwdSoftmax : protected FwdConsumer<Config> {
+template <class Config>
+class FwdSoftmax : public FwdConsumer<Config> {
   using Base = FwdConsumer<Config>;
 
- protected:
+ public:
   using Base::storage_, Base::params_;
   using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
   using ScoreMod = FwdScoreMod<Config>;
   using AlibiRows = typename ScoreMod::AlibiRows;
   using AlibiTile = typename ScoreMod::AlibiTile;
-  using OAccum = typename Epilogue::OAccum;
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
@@ -240,39 +238,6 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     return redo && !Config::kIsFp8 ? kRedoUnit : kScoreUnit;
   }
 
-  // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
-  // Returns whether the sink is finite but overflows these units.
-  __device__ __forceinline__ bool add_sink(bool redo, float (&o_scale)[2]) {
-    const float unit = log2_unit(redo);
-    const auto add = [&](int mi, float sink) {
-      const float keys = row_sum_[mi] == 0.0f ? -INFINITY : softmax_base_[mi];
-      const float top = fmaxf(keys, sink);
-      o_scale[mi] = keys == top ? 1.0f : ptx::exp2((keys - top) * unit);
-      row_sum_[mi] *= o_scale[mi];
-      if (top != -INFINITY) row_sum_[mi] += ptx::exp2((sink - top) * unit);
-      softmax_base_[mi] = top;
-    };
-    if (!this->is_first_part()) return false;
-    if constexpr (Config::kPacksHeads) {
-      bool overflows = false;
-#pragma unroll
-      for (int mi = 0; mi < 2; ++mi) {
-        const int32_t i = row() + mi * 8;
-        const float natural = this->has_head(i) ? params_.args.inputs.sink[this->head_of(i)] : 0.0f;
-        const float sink = natural * (kLog2E / unit);
-        add(mi, sink);
-        overflows |= sink == INFINITY && natural < INFINITY;
-      }
-      return overflows;
-    } else {
-      const float natural = params_.args.inputs.sink[work_tile().h],
-                  sink = natural * (kLog2E / unit);
-#pragma unroll
-      for (int mi = 0; mi < 2; ++mi) add(mi, sink);
-      return sink == INFINITY && natural < INFINITY;
-    }
-  }
-
   // Reduces the row sums over the quad. P V has P rounded to T: where one key has a row's weight
   // (the only visible one, or one far above the first tile visited), excess_ is how far its rounded
   // P exceeds l. Divided by l + excess, O is V of that key, and dS = P (dP - delta) vanishes.
@@ -296,147 +261,17 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   }
   static constexpr bool kRoundsSingleKeys = Config::kHasAlibi || kHasHeadroom;
 
-  // Computes the factor of O per row, and adds the sink to the row sums. Returns whether the sink
-  // is finite but overflows these units.
-  template <bool kShort>
-  __device__ __forceinline__ bool o_factors(bool redo, float (&factor)[2]) {
-    bool sink_overflows = false;
-    float o_scale[2] = {1.0f, 1.0f};
-    if (!kShort && params_.problem.features & FLASHATTN_FEATURE_SINK)
-      sink_overflows = add_sink(redo, o_scale);
+  // Multiplies each row of O by its factor.
+  template <int kCount>
+  static __device__ __forceinline__ void scale_rows(float (&o)[kCount], const float (&factor)[2]) {
 #pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      const float sum =
-          kRoundsSingleKeys ? fmaf(excess_[mi], o_scale[mi], row_sum_[mi]) : row_sum_[mi];
-      factor[mi] =
-          sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * score_mod().dropout_scale();
-    }
-    return sink_overflows;
+    for (int x = 0; x < kCount; ++x) o[x] *= factor[x / 2 % 2];
   }
-
-  // Queues the tile for a redo if a sum l (without the sink) or a base is out of range, if O is not
-  // finite, or if a row of a single key may differ from V of that key.
-  template <bool kShort>
-  __device__ __forceinline__ void check_rows(const float (&l)[2], const float (&base)[2],
-                                             const bool (&nonfinite)[2], bool sink_overflows,
-                                             bool redo) {
-    const bool fp32 = !kShort && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    // A NaN in a sum or base is in O, too.
-    const bool usual = !Config::kHasAlibi && fminf(l[0], l[1]) >= kMinRowSum &&
-                       fmaxf(l[0], l[1]) <= kMaxRowSum && !nonfinite[0] && !nonfinite[1] &&
-                       fmaxf(fabsf(base[0]), fabsf(base[1])) <= kLargeScore / kScoreUnit;
-    if (__all_sync(~0u, usual) && !sink_overflows && !fp32) return;
-    bool base_overflowed = sink_overflows;
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      int32_t keys = this->visible_keys_of(mi);
-      // Bits of a tree may leave one key.
-      if (Config::kPacksHeads && params_.problem.mask & FLASHATTN_MASK_TREE) keys = min(keys, 1);
-      bool bad = !(l[mi] <= kMaxRowSum) || nonfinite[mi];
-      // In a redo P of a single key is exactly 1. Else the residue of a large score is in P.
-      const float largest = keys == 1 ? fminf(kLargeScore, kLargestBase) : kLargestBase;
-      bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= largest / kScoreUnit);
-      if (!ScoreMod::kHoldsAllScores) {
-        // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
-        // units.
-        bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
-        bad |= fp32 && keys == 1;  // O is V of that key to the last digit
-      }
-      if constexpr (Config::kPacksHeads) bad &= this->has_head(row() + mi * 8);
-      base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
-    }
-    if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
-      storage_.redo_queue[work_tile().redo_slot] = work_tile().work_idx + 1;
-      storage_.base_overflowed = 1;
-    }
-  }
-
-  static __device__ __forceinline__ void scale_rows(OAccum& o, const float (&factor)[2]) {
-#pragma unroll
-    for (int x = 0; x < Config::kDimV / 2; ++x) o[x] *= factor[x / 2 % 2];
-  }
-
-  // The first two lanes of a quad store one row each.
-  __device__ __forceinline__ void store_lse(bool redo) const {
-    const int32_t mi = lane() % 4;
-    const int32_t i = row() + mi * 8;
-    if (Config::kPacksHeads) return store_packed_lse(redo);
-    if (mi > 1 || params_.args.lse == nullptr) return;
-    if (work_tile().query + i >= work_tile().query_end) return;
-    const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-    params_.args.lse[work_tile().lse_row + i] =
-        lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
-  }
-
-  __device__ __forceinline__ void store_partial_sum(bool redo) const {
-    if constexpr (Base::kMayBePartial) {
-      const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
-      if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
-      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
-      params_.partial_sums[this->partial_row(i)] = {base * (log2_unit(redo) * kLn2),
-                                                    mi == 0 ? row_sum_[0] : row_sum_[1]};
-    }
-  }
-
-  __device__ __forceinline__ void store_packed_lse(bool redo) const {
-    if constexpr (Config::kPacksHeads) {
-      const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
-      if (mi > 1 || i >= work_tile().query_end || !this->has_head(i)) return;
-      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1], unit = log2_unit(redo);
-      const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-      if (params_.args.lse) {
-        const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-        params_.args
-            .lse[work_tile().b * layout.batch_stride + this->head_of(i) * layout.head_stride +
-                 work_tile().offset_q + this->query_of(i)] = lse_of(base, unit, l);
-      }
-    }
-  }
-
-  // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. Nothing
-  // hides these latencies: the check comes last, as its branch would delay the store. kShort: there
-  // is no sink, and TMA stores O. That code is contiguous: after each jump instructions must be
-  // fetched (D = 64, 1k keys, causal: 2 % faster).
-  template <bool kShort>
-  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    if constexpr (!kHasHeadroom) total_rows(redo);
-    const float l[2] = {row_sum_[0], row_sum_[1]},
-                base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
-    float factor[2];
-    const bool sink_overflows = o_factors<kShort>(redo, factor);
-    scale_rows(o, {factor[0] * unit, factor[1] * unit});
-    bool nonfinite[2];
-    Epilogue(*this).template store<kShort>(o, redo, nonfinite);
-    if (!kShort && this->is_partial()) {
-      store_partial_sum(redo);
-    } else {
-      store_lse(redo);
-    }
-    check_rows<kShort>(l, base, nonfinite, sink_overflows, redo);
-  }
-  __device__ __forceinline__ void finish_tile(OAccum& o, float unit, bool redo) {
-    if (params_.o_by_tma && !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
-        !this->is_partial()) {
-      finish_tile<true>(o, unit, redo);
-    } else {
-      finish_tile<false>(o, unit, redo);
-    }
-  }
-
-  // A larger base causes a redo. A dense bias may leave a row one key, whose weight must be 1: in
-  // these units the product of base and log2(e) is rounded.
-  static constexpr float kLargestBase = Config::kHasDenseBias ? kLargeScore : kRedoScore;
 
   // Rounds as pack_p() rounds P.
   static __device__ __forceinline__ float round_to_type(float x) {
     return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
   }
-
-  // Bounds of a row sum. A base that is predicted, or set by the paired row, may make it too small.
-  static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
-  static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
-                                      : std::is_same<T, __half>::value ? 0x1p-2f
-                                                                       : 0x1p-60f;
 
   // The block mask hides a key, or all keys, of wait_k()'s last KV tile from this warpgroup.
   bool block_mask_hides_keys_ = false, block_mask_hides_tile_ = false;

@@ -24,9 +24,9 @@
 // order: a first token that all queries look at sets the base. If a later score exceeds the base by
 // too much, the CTA computes its tile again, with online softmax in every step.
 //
-// A stage is loaded and released in two parts, the halves of V, so that the next tile's first half
-// is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied by
-// threads of the producer warpgroup instead of TMA.
+// A stage is loaded and released in two substages, the halves of V, so that the next tile's first
+// half is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied
+// by threads of the producer warpgroup instead of TMA.
 //
 // LATENT_KV: the producer warpgroup loads E4M3 to registers, and stores it times its descale as a
 // tile of 16 bits (mla_latent_producer.cuh). The consumers do not know. There are no clusters, and
@@ -84,12 +84,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     storage.has_work = plan_mla_work_tile(params, tile);
     storage.work_tile = tile;
     storage.redo = 0;
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      for (int part = 0; part < 2; ++part) {
-        storage.full[stage][part].init(MlaProducerOf<Config>::arrivals(params));
-        storage.empty[stage][part].init(params.cluster_size);
-      }
-    }
+    storage.k.init(MlaProducerOf<Config>::arrivals(params), params.cluster_size);
     ptx::fence_mbarrier_init();
   }
   // From here on barriers are initialised, in both CTAs of a cluster. Both have work, or neither.

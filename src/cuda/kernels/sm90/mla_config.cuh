@@ -39,8 +39,8 @@ struct MlaConfig {
   static constexpr int kProducerRegisters = kIsLatent ? 88 : 72;
   static constexpr int kConsumerRegisters = kIsLatent ? 208 : 216;
 
-  // Panels have 64 columns, 128 bytes per row. Part 0 and part 1 of a stage are the halves of V;
-  // the panels behind V belong to the part that the warpgroup of the other stage releases.
+  // Panels have 64 columns, 128 bytes per row. The substages of a stage are the halves of V;
+  // the panels behind V belong to the substage that the warpgroup of the other stage releases.
   static constexpr int kPanelBytes = kTileKv * 128;
   static constexpr int kPanels = kDimQk / 64, kPanelsV = kDimV / 64, kHalfPanels = kPanelsV / 2;
   static constexpr int kQBytes = kPanels * kTileQ * 128, kStageBytes = kPanels * kPanelBytes;
@@ -50,7 +50,7 @@ struct MlaConfig {
   static constexpr int kTensorBytes = kQBytes + kStages * kStageBytes;
 
   struct SharedStorage {
-    Barrier full[kStages][2], empty[kStages][2];  // [stage][part]
+    Pipeline<kStages, 2, false, StageState> k;
     MlaWorkTile work_tile;
     int32_t has_work;
     // PAGES: a bit for each key whose page is not hidden. Each word holds the bits of one producer

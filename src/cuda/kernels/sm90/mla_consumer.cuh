@@ -18,7 +18,7 @@ constexpr int kMlaWarpgroupBarrier = 4;  // + warpgroup: its four warps
 
 template <class Config>
 class MlaConsumer {
- protected:
+ public:
   using T = typename Config::T;
   using SharedStorage = typename Config::SharedStorage;
   static constexpr int kTileKv = Config::kTileKv, kColumns = Config::kDimV / 2;

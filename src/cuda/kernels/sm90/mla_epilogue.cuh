@@ -7,15 +7,20 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class MlaEpilogue : protected MlaConsumer<Config> {
-  using Base = MlaConsumer<Config>;
-
- protected:
-  using Base::Base;
+class MlaEpilogue {
+  using Consumer = MlaConsumer<Config>;
   using T = typename Config::T;
-  using Base::params_, Base::storage_, Base::shared_, Base::warpgroup_;
-  using Base::row_sum_, Base::base_, Base::o_, Base::kColumns;
-  using Base::tile, Base::lane, Base::row;
+  static constexpr int kColumns = Consumer::kColumns;
+
+ public:
+  __device__ __forceinline__ explicit MlaEpilogue(Consumer& consumer)
+      : consumer_(consumer),
+        base_(consumer.base_),
+        row_sum_(consumer.row_sum_),
+        o_(consumer.o_),
+        params_(consumer.params_),
+        shared_(consumer.shared_),
+        warpgroup_(consumer.warpgroup_) {}
 
   // Called after the last pass, when no warpgroup reads Q any more.
   __device__ __forceinline__ void store() {
@@ -37,6 +42,9 @@ class MlaEpilogue : protected MlaConsumer<Config> {
   }
 
  private:
+  __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return consumer_.tile(); }
+  __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
+  __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
   __device__ __forceinline__ MlaRow row_at(int32_t r) const {
     return mla_row(params_, tile().first_row, tile().kv_head, r);
   }
@@ -123,6 +131,14 @@ class MlaEpilogue : protected MlaConsumer<Config> {
           ptx::load_shared_16(address(r, chunk));
     }
   }
+
+  Consumer& consumer_;
+  float (&base_)[2];
+  float (&row_sum_)[2];
+  float (&o_)[kColumns / 2];
+  const MlaParams& params_;
+  const uint32_t& shared_;
+  const int32_t& warpgroup_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -8,9 +8,9 @@
 
 namespace flashattn::cuda::sm90 {
 
-// All threads fill one part of a stage after another. Four lanes have 64 bytes of E4M3 of a row,
+// All threads fill one substage after another. Four lanes have 64 bytes of E4M3 of a row,
 // which become 128 bytes of a panel: eight lanes store 16 bytes each to different banks. Meanwhile
-// the next half of a part is loaded to registers, and rows of later tiles to L2.
+// the next half of a substage is loaded to registers, and rows of later tiles to L2.
 template <class Config>
 class MlaLatentProducer {
   using T = typename Config::T;
@@ -26,7 +26,7 @@ class MlaLatentProducer {
                                                SharedStorage& storage)
       : params_(params), storage_(storage), stages_(shared + Config::kKOffset) {}
 
-  // Arrivals at the full barrier of a part of a stage.
+  // Arrivals at the full barrier of a substage.
   static __device__ __forceinline__ uint32_t arrivals(const MlaParams&) { return kThreads; }
 
   // Loads all tiles. A second call loads them again, for a redo.
@@ -45,29 +45,29 @@ class MlaLatentProducer {
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
         // The warpgroup that computes the scores of the stage releases its own half of V first.
-        const int32_t part = y == 0 ? stage : 1 - stage;
-        load(second, 2 * part + 1);
-        storage_.empty[stage][part].wait((phases_ >> stage & 1) ^ 1);
+        const int32_t substage = y == 0 ? stage : 1 - stage;
+        load(second, 2 * substage + 1);
+        storage_.k.producer_acquire({stage, phases_ >> stage}, substage);
         if (y == 0) {
           store_shown(n, stage);
         } else {
           copy_rest(stage);
         }
-        store(first, 2 * part, stage);
+        store(first, 2 * substage, stage);
         if (y == 1) point_at(n + 1);
         load(first, 2 * (1 - stage));
         __syncwarp();  // otherwise ptxas loads where registers are free, too late
-        store(second, 2 * part + 1, stage);
+        store(second, 2 * substage + 1, stage);
         if (y == 1) ptx::cp_async_wait<0>();
         ptx::fence_async_proxy();
-        storage_.full[stage][part].arrive();
+        storage_.k.producer_commit({stage}, substage);
       }
       phases_ ^= 1u << stage;
     }
   }
 
  private:
-  // Half of a part: the columns that share a descale.
+  // Half of a substage: the columns that share a descale.
   struct Half {
     int4 bits[2][kRows];  // by panel and row
     float descale[kRows];
@@ -196,7 +196,7 @@ class MlaLatentProducer {
     return fabsf(x) > kMostF16 ? copysignf(kMostF16, x) : x;
   }
 
-  // Copies the columns of K behind those of V. They belong to the part that is filled last.
+  // Copies the columns of K behind those of V. They belong to the substage that is filled last.
   __device__ __forceinline__ void copy_rest(int32_t stage) const {
     const uint32_t to = stages_ + stage * Config::kStageBytes + Config::kPanelsV * kPanelBytes;
 #pragma unroll

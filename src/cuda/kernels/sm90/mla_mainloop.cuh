@@ -7,14 +7,14 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class MlaMainloop : MlaEpilogue<Config> {
-  using Base = MlaEpilogue<Config>;
+class MlaMainloop : MlaConsumer<Config> {
+  using Base = MlaConsumer<Config>;
   using T = typename Config::T;
   using Base::params_, Base::storage_, Base::shared_, Base::warpgroup_;
   using Base::s_, Base::o_, Base::kTileKv;
   using Base::tile, Base::lane, Base::row;
   static constexpr int kPanelBytes = Config::kPanelBytes;
-  static constexpr uint32_t kStageBarriers = 2 * sizeof(Barrier);  // bytes of empty[stage]
+  static constexpr uint32_t kStageBarriers = 2 * sizeof(Barrier);  // bytes, of empty barriers
 
  public:
   __device__ __forceinline__ MlaMainloop(const MlaParams& params, uint32_t shared,
@@ -22,6 +22,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       : Base(params, shared, storage, warpgroup),
         own_(shared + Config::kKOffset + warpgroup * Config::kStageBytes),
         other_(shared + Config::kKOffset + (1 - warpgroup) * Config::kStageBytes),
+        own_state_{warpgroup},
         second_empty_(empty_of(ptx::cluster_rank() ^ (params.cluster_size - 1))) {}
 
   __device__ __forceinline__ void run() {
@@ -36,7 +37,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       if (!redo) break;
       second_empty_ = empty_of(ptx::cluster_rank());
     }
-    this->store();
+    MlaEpilogue<Config>(*this).store();
   }
 
  private:
@@ -184,21 +185,21 @@ class MlaMainloop : MlaEpilogue<Config> {
 
   // Releases this warpgroup's half of V in a stage, in a cluster to both producers.
   __device__ __forceinline__ void release(int32_t stage) const {
-    if (threadIdx.x % 128 == 0) storage_.empty[stage][warpgroup_].arrive();
+    if (threadIdx.x % 128 == 0) storage_.k.consumer_release({stage}, warpgroup_);
     if constexpr (!Config::kIsLatent) {
       ptx::mbarrier_arrive_remote_if(second_empty_ == 0 ? 0
                                                         : second_empty_ + stage * kStageBarriers);
     }
   }
 
-  // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.
+  // S of this warpgroup's stage, as the substages of K arrive: its own half of V first.
   __device__ __forceinline__ void gemm_qk() {
     const uint32_t first = no_hoist(warpgroup_) * (Config::kHalfPanels * kPanelBytes);
     const uint32_t second = Config::kHalfPanels * kPanelBytes - first;
-    storage_.full[warpgroup_][warpgroup_].wait(own_state_.phase());
+    storage_.k.consumer_wait(own_state_, warpgroup_);
     ptx::wgmma_fence();
     gemm_panels<Config::kHalfPanels>(first, true);
-    storage_.full[warpgroup_][1 - warpgroup_].wait(own_state_.phase());
+    storage_.k.consumer_wait(own_state_, 1 - warpgroup_);
     ptx::wgmma_fence();
     gemm_panels<Config::kHalfPanels>(second, false);
     gemm_panels<Config::kPanels - Config::kPanelsV>(Config::kPanelsV * kPanelBytes, false);
@@ -276,16 +277,16 @@ class MlaMainloop : MlaEpilogue<Config> {
   }
 
   // In a cluster the thread that releases stages arrives a second time, at the address that this
-  // returns: that of empty[0][warpgroup] in the CTA of a rank. For other threads, or without a
-  // cluster: 0.
+  // returns: that of its empty barrier of stage 0 in the CTA of a rank. For other threads, or
+  // without a cluster: 0.
   __device__ __forceinline__ uint32_t empty_of(uint32_t rank) const {
-    const uint32_t address = ptx::mapa(storage_.empty[0][warpgroup_].address(), rank);
+    const uint32_t address = ptx::mapa(storage_.k.empty_barrier({0}, warpgroup_).address(), rank);
     return params_.cluster_size > 1 && threadIdx.x % 128 == 0 ? address : 0;
   }
 
   const uint32_t own_, other_;  // the stages of K
-  uint32_t second_empty_;       // empty_of() the other CTA; in a redo, which runs alone, this CTA
-  PipelineState<1> own_state_;
+  StageState own_state_;
+  uint32_t second_empty_;  // empty_of() the other CTA; in a redo, which runs alone, this CTA
   uint32_t p_[kTileKv / 4];
 };
 

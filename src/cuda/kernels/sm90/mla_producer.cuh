@@ -18,10 +18,10 @@ class MlaProducer {
                                          SharedStorage& storage)
       : params_(params),
         storage_(storage),
-        stage_(__shfl_sync(~0u, threadIdx.x / kThreads, 0)),
-        to_(shared + Config::kKOffset + stage_ * Config::kStageBytes) {}
+        state_{static_cast<int32_t>(__shfl_sync(~0u, threadIdx.x / kThreads, 0))},
+        to_(shared + Config::kKOffset + state_.index * Config::kStageBytes) {}
 
-  // Arrivals at the full barrier of a part of a stage.
+  // Arrivals at the full barrier of a substage.
   static __device__ __forceinline__ uint32_t arrivals(const MlaParams& params) {
     return params.kv_box_rows > 0 ? 1 : kThreads;
   }
@@ -31,9 +31,9 @@ class MlaProducer {
     const Interval tiles{tile().tiles.begin, tile().tiles.end};
     const bool by_tma = params_.kv_box_rows > 0;
     if (by_tma && threadIdx.x / 32 % 2 != 0) return;
-    if (!by_tma) look_up_rows(tiles.begin + stage_);
+    if (!by_tma) look_up_rows(tiles.begin + state_.index);
 #pragma unroll 1
-    for (int32_t n = tiles.begin + stage_; n < tiles.end; n += Config::kStages) {
+    for (int32_t n = tiles.begin + state_.index; n < tiles.end; n += Config::kStages) {
       if (by_tma) {
         load_boxes(n);
       } else {
@@ -54,9 +54,11 @@ class MlaProducer {
     return params_.common.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   }
 
-  // The part of the stage whose panels of V the n-th load fills. The warpgroup that computes the
+  // The substage whose panels of V the n-th load fills. The warpgroup that computes the
   // scores of the stage releases its own half of V first.
-  __device__ __forceinline__ int32_t part(int n) const { return n == 0 ? stage_ : 1 - stage_; }
+  __device__ __forceinline__ int32_t substage(int n) const {
+    return n == 0 ? state_.index : 1 - state_.index;
+  }
 
   // Called before the wait for a buffer, which hides the latency of the page table. Boxes past the
   // last key get a page past the last, which TMA reads as 0.
@@ -82,12 +84,13 @@ class MlaProducer {
     const int32_t first_panel = for_both ? static_cast<int32_t>(ptx::cluster_rank()) : 0;
 #pragma unroll 1
     for (int x = 0; x < 2; ++x) {
-      Barrier& full = storage_.full[stage_][part(x)];
-      storage_.empty[stage_][part(x)].wait(state_.phase() ^ 1);
-      const int32_t first = part(x) * Config::kHalfPanels;
+      storage_.k.producer_acquire(state_, substage(x));
+      const int32_t first = substage(x) * Config::kHalfPanels;
       const int32_t behind = x == 0 ? 0 : Config::kPanels - Config::kPanelsV;
       const int32_t panels = Config::kHalfPanels + behind;
-      if (threadIdx.x % 32 == 0) full.expect(panels * kPanelBytes);
+      if (threadIdx.x % 32 == 0)
+        storage_.k.producer_expect(state_, panels * kPanelBytes, substage(x));
+      const uint32_t full = storage_.k.full_barrier(state_, substage(x)).address();
       __syncwarp();
 #pragma unroll 1
       for (int32_t n_box = 0, row = 0; row < kTileKv; ++n_box, row += box) {
@@ -103,9 +106,9 @@ class MlaProducer {
           const uint32_t to = to_ + panel * kPanelBytes + row * 128;
           const ptx::TmaCoord at{panel * 64, from, head, batch};
           if (for_both) {
-            ptx::tma_load_multicast(to, &params_.k, full.address(), at, policy, 3);
+            ptx::tma_load_multicast(to, &params_.k, full, at, policy, 3);
           } else {
-            ptx::tma_load(to, &params_.k, full.address(), at, policy);
+            ptx::tma_load(to, &params_.k, full, at, policy);
           }
         }
       }
@@ -137,10 +140,10 @@ class MlaProducer {
       const uint32_t rows = (lanes & 1) | (lanes >> 7 & 2) | (lanes >> 14 & 4) | (lanes >> 21 & 8);
       shown |= static_cast<uint64_t>(rows) << (x * kRowStep + warp * 4);
     }
-    if (threadIdx.x % 32 == 0) storage_.shown_kv[stage_][warp] = shown;
+    if (threadIdx.x % 32 == 0) storage_.shown_kv[state_.index][warp] = shown;
   }
 
-  // Copies tile n, whose pages have been looked up, in the two parts of the stage, and looks up
+  // Copies tile n, whose pages have been looked up, in its two substages, and looks up
   // those of the next one meanwhile.
   __device__ __forceinline__ void load_rows(int32_t n) {
     const cuda::ForwardParams& common = params_.common;
@@ -159,9 +162,9 @@ class MlaProducer {
     }
 #pragma unroll 1
     for (int y = 0; y < 2; ++y) {
-      storage_.empty[stage_][part(y)].wait(state_.phase() ^ 1);
+      storage_.k.producer_acquire(state_, substage(y));
       if (y == 0 && common.problem.mask & FLASHATTN_MASK_PAGES) store_shown_kv();
-      const int32_t first = part(y) * Config::kHalfPanels;
+      const int32_t first = substage(y) * Config::kHalfPanels;
       const int32_t panels =
           Config::kHalfPanels + (y == 0 ? 0 : Config::kPanels - Config::kPanelsV);
 #pragma unroll 1
@@ -182,17 +185,16 @@ class MlaProducer {
     look_up_rows(n + Config::kStages);
     ptx::cp_async_wait<1>();
     ptx::fence_async_proxy();
-    storage_.full[stage_][part(0)].arrive();
+    storage_.k.producer_commit(state_, substage(0));
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
-    storage_.full[stage_][part(1)].arrive();
+    storage_.k.producer_commit(state_, substage(1));
   }
 
   const MlaParams& params_;
   SharedStorage& storage_;
-  const int32_t stage_;
+  StageState state_;
   const uint32_t to_;
-  PipelineState<1> state_;
   int32_t pages_[kRows];
 };
 
