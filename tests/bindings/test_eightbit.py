@@ -159,3 +159,11 @@ def test_a_gpu_refuses_by_name():
         flashattn.check(dtype="float16", dtype_kv="float8_e4m3fn", heads_q=1, dim_qk=8,
                         device="cuda")
     assert caught.value.reason in (Reason.DTYPE_MIX, Reason.NO_DEVICE, Reason.NO_CUDA_BUILD)
+
+
+def test_offsets_of_what_is_left_out():
+    """They may be given as in every other call of the same sequences."""
+    offsets = dict(cu_seqlens_q=[0, 4, 9], cu_seqlens_kv=[0, 30, 70])
+    made = flashattn.quantize(k=K[0], **offsets)
+    np.testing.assert_array_equal(
+        wide(made.k), wide(flashattn.quantize(Q[0], K[0], V[0], **offsets).k))

@@ -2,7 +2,8 @@
 
 use flashattn_sys as sys;
 
-use crate::array::{self, index, methods, Array, Arrays, Raw};
+use crate::array::{Array, Raw};
+use crate::arrays::{methods, Arrays};
 use crate::error::{int64, invalid, Result};
 use crate::plan::Resolved;
 use crate::{Dtype, Element, Plan, Reason, Sizes, View};
@@ -19,7 +20,7 @@ pub struct Inputs<'a, T, K = T> {
     pub(crate) q: View<'a, T>,
     pub(crate) k: View<'a, K>,
     pub(crate) v: View<'a, K>,
-    arrays: Arrays,
+    arrays: Arrays<sys::flashattn_args>,
     max_seqlens: [Option<usize>; 2], // of queries, of keys
     rng_seed: Option<u64>,
     rng_offset: u64,
@@ -33,7 +34,7 @@ macro_rules! inputs {
     };
 }
 
-sys::arrays!(input => inputs);
+sys::arrays!(flashattn_args, input => inputs);
 
 impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
     /// q is (batch, seq, heads, dim) or (tokens, heads, dim); k and v likewise, or pools of pages.
@@ -88,7 +89,7 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
     }
 
     fn array(&self, name: &str) -> Option<&Raw> {
-        self.arrays[index(name)].as_ref()
+        self.arrays.get(name)
     }
 
     /// Checks all arrays against the plan and writes what the library reads.
@@ -106,12 +107,11 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
             ..sizes.lower()?
         };
         let mut arrays = self.arrays;
-        if let Some(table) = &mut arrays[index("page_table")] {
-            let (_, stride) = table.rows(sizes.batch, "page_table")?;
-            *table = table.with_row_stride(stride);
+        arrays.stride_pages(sizes.batch)?;
+        if arrays.get("page_table").is_some() {
             args.pages = int64(self.k.dims().batch, "pages")?;
         }
-        array::lower(&arrays, plan, &mut args)?;
+        arrays.lower(plan, &mut args)?;
         Ok(args)
     }
 
