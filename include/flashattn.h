@@ -542,8 +542,9 @@ typedef struct flashattn_args {
    * nearest even; what is larger than 448 becomes 448. NULL: 1. */
   flashattn_tensor scale_o;
   /* (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-   * scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-   * On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV. */
+   * scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+   * the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+   * LATENT_KV. */
   flashattn_tensor amax_o;
   /* (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
    * v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).

@@ -645,8 +645,9 @@ Base.@kwdef struct flashattn_args
     scale_o::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-    scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
+    scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    LATENT_KV.
     """
     amax_o::flashattn_tensor = flashattn_tensor()
     """

@@ -1017,8 +1017,9 @@ class OutputOptions(TypedDict, total=False):
     """Arrays of flashattn_args."""
 
     #: (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-    #: scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    #: On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
+    #: scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    #: the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    #: LATENT_KV.
     amax_o: Any
 
 

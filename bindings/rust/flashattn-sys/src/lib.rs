@@ -1017,8 +1017,9 @@ pub struct flashattn_args {
     /// nearest even; what is larger than 448 becomes 448. NULL: 1.
     pub scale_o: flashattn_tensor,
     /// (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-    /// scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    /// On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
+    /// scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    /// the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    /// LATENT_KV.
     pub amax_o: flashattn_tensor,
     /// (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
     /// v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
@@ -2431,7 +2432,7 @@ macro_rules! arrays {
     (flashattn_args, output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
-            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.\nOn a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:\nthe largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with\nLATENT_KV." }
         }
     };
     (flashattn_args, upstream => $then:ident) => {
