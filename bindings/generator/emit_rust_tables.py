@@ -8,7 +8,7 @@ in one of the lists here.
 from __future__ import annotations
 
 import json
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from . import arrays
 from .model import Field, Model
@@ -61,10 +61,10 @@ pub mod table {
         pub dtype: Option<fn(&flashattn_desc) -> i32>,
         /// Its shape, the last index fastest.
         pub dims: &'static [Dim],
-        /// Its shape with VARLEN_Q; empty: the same.
-        pub varlen: &'static [Dim],
         /// Which of stride_batch, stride_head, stride_seq steps over each index but the last.
         pub strides: &'static [usize],
+        /// Its shape and strides in other layouts, by their bit of [`flashattn_layout`].
+        pub layouts: &'static [(u32, &'static [Dim], &'static [usize])],
         /// Whether the field is a tensor. If not, the array is packed.
         pub tensor: bool,
         /// Writes the field; strides in the order of [`flashattn_tensor`].
@@ -131,14 +131,25 @@ def _dim(dim: arrays.Dim) -> str:
     return f"|{'_' if size == text and dim.size.isdigit() else 's'}| {text}"
 
 
+def _dims(dims: Tuple[arrays.Dim, ...]) -> str:
+    return f"&[{', '.join(map(_dim, dims))}]"
+
+
+def _order(dims: Tuple[arrays.Dim, ...]) -> str:
+    return f"&[{', '.join(str(arrays.STRIDES.index(dim.stride)) for dim in dims[:-1])}]"
+
+
 def _array(array: arrays.Array) -> str:
-    order = [str(arrays.STRIDES.index(dim.stride)) for dim in array.dims[:-1]]
     dtype = "None" if array.of_args or array.type in NAMED_TYPES else f"Some(|d| d.{array.type})"
     value = "|a, p, s| a.%s = tensor(p, s)" if array.tensor else "|a, p, _| a.%s = p.cast()"
-    lists = {"dims": map(_dim, array.dims), "varlen": map(_dim, array.varlen), "strides": order}
-    text = [f"                {key}: &[{', '.join(items)}],\n" for key, items in lists.items()]
+    layouts = "".join(
+        f"\n                    (flashattn_layout::{name}.0, {_dims(dims)}, {_order(dims)}),"
+        for name, dims in array.layouts)
     return (f'            Array {{\n                name: "{array.name}",\n'
-            f"                dtype: {dtype},\n{''.join(text)}"
+            f"                dtype: {dtype},\n"
+            f"                dims: {_dims(array.dims)},\n"
+            f"                strides: {_order(array.dims)},\n"
+            f"                layouts: &[{layouts}{layouts and chr(10) + ' ' * 16}],\n"
             f"                tensor: {str(array.tensor).lower()},\n"
             f"                set: {value % array.name},\n            }},\n")
 

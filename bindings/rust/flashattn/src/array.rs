@@ -290,8 +290,9 @@ impl Raw {
         plan: &Resolved,
         sizes: &Sizes,
     ) -> Result<(*mut c_void, [i64; 3])> {
-        let varlen = plan.varlen_q() && !field.varlen.is_empty();
-        let shape = if varlen { field.varlen } else { field.dims };
+        let other = field.layouts.iter().find(|(bit, ..)| plan.desc.layout & bit != 0);
+        let (shape, order) =
+            other.map_or((field.dims, field.strides), |&(_, shape, order)| (shape, order));
         let mut dims = [1; 4];
         for (size, of) in dims.iter_mut().zip(shape) {
             *size = of(sizes);
@@ -305,7 +306,7 @@ impl Raw {
                 self.packed(plan.memory, dims, field.name)?;
                 return Ok((self.address as *mut c_void, [-1; 3]));
             }
-            Order::Dims(given, rank) => self.repeats(&given[..rank.min(4)], dims, field)?,
+            Order::Dims(given, rank) => self.repeats(&given[..rank.min(4)], dims, order, field)?,
             Order::Strides(_) if !field.tensor => {
                 let message =
                     format!("{} has no strides; give it packed, as {}", field.name, list(dims));
@@ -316,7 +317,7 @@ impl Raw {
         self.memory.expect(plan.memory, field.name)?;
         // Indices that the array has not got, and the last one, are packed.
         let (mut steps, mut lowered) = ([1; 4], [-1; 3]);
-        for (step, &index) in steps.iter_mut().zip(field.strides) {
+        for (step, &index) in steps.iter_mut().zip(order) {
             *step = strides[index];
             lowered[index] = int64(strides[index], field.name)?;
         }
@@ -330,6 +331,7 @@ impl Raw {
         &self,
         given: &[usize],
         dims: &[usize],
+        order: &[usize],
         field: &table::Array<A>,
     ) -> Result<[usize; 3]> {
         let last = dims.len() - 1;
@@ -348,7 +350,7 @@ impl Raw {
         self.expect_len(product(given), "exactly", |needed| needed == self.len, field.name)?;
         let (mut strides, mut step) = ([0; 3], given[last]);
         for d in (0..last).rev() {
-            strides[field.strides[d]] = if given[d] == 1 { 0 } else { step };
+            strides[order[d]] = if given[d] == 1 { 0 } else { step };
             step = step.saturating_mul(given[d]);
         }
         Ok(strides)
