@@ -122,7 +122,8 @@ def test_outputs_of_8_bits(device, change):
 @pytest.mark.parametrize("amax_o", ["bh", "b", "h", ""])
 def test_largest_outputs_of_no_queries(device, amax_o):
     for strides in ("packed", "bhsd"):
-        result = run(BASE.replace(seqlen_q=0, amax_o=amax_o, dtype_o="f32", strides=strides), device)
+        case = BASE.replace(seqlen_q=0, amax_o=amax_o, dtype_o="f32", strides=strides)
+        result = run(case, device)
         assert result.amax_o.size and (result.amax_o == 0).all()
 
 
