@@ -1,5 +1,5 @@
-"""The same in all languages: what Python, Rust and Julia have of each function, array, field and bit
-of the header. The sources are read, so that no toolchain is needed."""
+"""The same in all languages: what Python, Rust and Julia have of each function, array, field and
+bit of the header. The sources are read, so that no toolchain is needed."""
 import operator
 import pathlib
 import re
