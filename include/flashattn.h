@@ -453,8 +453,9 @@ typedef struct flashattn_args {
    * dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). LATENT_KV: of dtype, and dim_qk - dim_v
    * elements in the place of dim_qk. */
   flashattn_tensor k;
-  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
-   * elements of the keys. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+   * dim_v). PAGED_KV: (pages, page_size, heads_kv, dim_v). LATENT_KV: also the first elements of the
+   * keys. */
   flashattn_tensor v;
   /* (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]). */
   const int32_t *cu_seqlens_q;
@@ -541,8 +542,9 @@ typedef struct flashattn_args {
    * nearest even; what is larger than 448 becomes 448. NULL: 1. */
   flashattn_tensor scale_o;
   /* (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-   * scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-   * On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV. */
+   * scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+   * the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+   * LATENT_KV. */
   flashattn_tensor amax_o;
   /* (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
    * v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
@@ -559,14 +561,15 @@ typedef struct flashattn_merge_args {
   int32_t batch;
   int32_t seqlen_q;
   int64_t total_q;
-  /* Host array (parts) of tensors shaped like o. Required. */
+  /* (batch, seqlen_q, heads_q, dim_v); dtype_part; required. Host array (parts) of such tensors. */
   const flashattn_tensor *part_o;
-  /* Host array (parts) of pointers to device memory, each laid out like lse. Required. */
+  /* (batch, heads_q, seqlen_q); f32; required. Host array (parts) of pointers to such arrays in
+   * device memory. */
   const float *const *part_lse;
   /* Of the partial o: dtype_o of the plan or F32. 0: dtype_o. */
   int32_t dtype_part;
   int32_t reserved;
-  /* (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written. */
+  /* (batch, seqlen_q, heads_q, dim_v); the plan's dtype_o; required. Written. */
   flashattn_tensor o;
   /* (batch, heads_q, seqlen_q); f32; optional. Written. */
   float *lse;
@@ -665,12 +668,14 @@ typedef struct flashattn_append_kv_args {
   /* Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
    * least 1; usually 10000. 0 with tables. */
   float rotary_base;
-  /* As in flashattn_args. New tokens past lens_q are neither read nor written. */
+  /* As in flashattn_args. */
   const int32_t *cu_seqlens_q;
   const int32_t *cu_seqlens_kv;
+  /* As in flashattn_args. New tokens past these are neither read nor written. */
   const int32_t *lens_q;
   /* (batch); i32; required. Tokens in the cache before the call, left padding included. */
   const int32_t *lens_kv;
+  /* As in flashattn_args. */
   const int32_t *starts_kv;
   /* (batch); i32; optional. The position of each sequence's first new token, for the rotation.
    * NULL: lens_kv, less starts_kv. */
@@ -678,7 +683,7 @@ typedef struct flashattn_append_kv_args {
   /* (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
    * May be lens_kv itself, which is then incremented. */
   int32_t *lens_out;
-  /* As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used. */
+  /* As in flashattn_args. Only entries of pages that are written are used. */
   flashattn_tensor page_table;
   int64_t pages;
 
@@ -696,7 +701,7 @@ typedef struct flashattn_append_kv_args {
    * lens_kv[b] and later. VARLEN_KV: (total_kv, heads_kv, dim_qk). PAGED_KV: (pages, page_size,
    * heads_kv, dim_qk). */
   flashattn_tensor k_cache;
-  /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written likewise. */
   flashattn_tensor v_cache;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
    * or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,

@@ -65,20 +65,20 @@ end
 '''
 
 TABLE = '''
-"The size of an index: size + more, or ceil(size / by), and the stride that steps over it."
+"The size of an index: size + more, or ceil(size / by), and the stride that steps over it, if any."
 struct Extent
     size::Union{Symbol,Int}
     more::Int
     by::Union{Symbol,Int,Nothing}
-    stride::Symbol
+    stride::Union{Symbol,Nothing}
 end
 
 """
 An array of a call that is not (dim, head, sequence, batch), as its comment describes it. `role`:
 `:input`, `:output`, `:upstream` (gradients that arrive) or `:gradient`; `tensor`: whether it has
-strides; `type`: `:f32`, ..., or the field of the descriptor that says it; `sizes`: Julia's way
-around, the first index fastest; `varlen`: the sizes with VARLEN_Q, where they differ; `field`,
-`bit`: what the descriptor has where the array is required.
+strides; `type`: `:f32`, ..., or the field of the descriptor or the structure that says it; `sizes`:
+Julia's way around, the first index fastest; `varlen`: the sizes with VARLEN_Q, where they differ;
+`condition`: when it is needed; `field`, `bit`: what the descriptor has where the array is required.
 """
 struct ArrayField
     name::Symbol
@@ -87,12 +87,13 @@ struct ArrayField
     type::Symbol
     sizes::Vector{Extent}
     varlen::Vector{Extent}
+    condition::String
     field::Union{Symbol,Nothing}
     bit::UInt32
 end
 
-"The arrays of flashattn_args, in the header's order."
-const ARRAYS = [
+"The arrays of each structure of arguments, in the header's order."
+const ARRAYS = (
 '''
 
 # The fields of the descriptor that hold them.
@@ -199,15 +200,20 @@ def _table(model: Model) -> str:
     flags = {member.short: (field, member.name) for enum, field in FLAGS.items()
              for e in model.enums if e.name == enum for member in e.members}
     lines = []
-    for array in arrays.arguments(model)[1]:
-        if array.is_rows:
-            continue
-        word = re.search(r"with (\w+)", array.condition)
-        field, bit = flags.get(word[1] if word else "", ("nothing", "0"))
-        lines.append(f"    ArrayField(:{array.name}, :{array.role}, {str(array.tensor).lower()}, "
-                     f":{array.type},\n               {_extents(array.dims)},\n"
-                     f"               {_extents(array.varlen)}, {field}, {bit}),")
-    return TABLE + "\n".join(lines) + "\n]\n"
+    for args in arrays.arguments(model):
+        lines.append(f"    {args.struct.name} = [")
+        for array in args.arrays:
+            if array.is_rows or array.parts:
+                continue
+            word = re.search(r"with (\w+)", array.condition)
+            field, bit = flags.get(word[1] if word else "", ("nothing", "0"))
+            lines.append(f"    ArrayField(:{array.name}, :{array.role}, "
+                         f"{str(array.tensor).lower()}, :{array.type},\n"
+                         f"               {_extents(array.dims)},\n"
+                         f"               {_extents(array.varlen)},\n"
+                         f'               "{array.condition}", {field}, {bit}),')
+        lines.append("    ],")
+    return TABLE + "\n".join(lines) + "\n)\n"
 
 
 def _extents(dims: "tuple[arrays.Dim, ...]") -> str:
@@ -216,8 +222,8 @@ def _extents(dims: "tuple[arrays.Dim, ...]") -> str:
 
     between = ",\n                "
     return "[" + between.join(
-        f"Extent({symbol(d.size)}, {d.more}, {symbol(d.by)}, :stride_{d.stride})"
-        for d in reversed(dims)) + "]"
+        f"Extent({symbol(d.size)}, {d.more}, {symbol(d.by)}, "
+        f"{f':stride_{d.stride}' if d.stride else 'nothing'})" for d in reversed(dims)) + "]"
 
 
 def _signature(function: Function) -> str:

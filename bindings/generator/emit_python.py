@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 from typing import List
 
-from .arrays import arguments
+from .arrays import Array, Dim, arguments
 from .model import Enum, Field, Function, Model, Struct
 
 CFFI = "2.0.0"  # the recompiler's bytes are those of this release
@@ -39,27 +39,43 @@ class Dim(NamedTuple):
     """The extent of an index: size + more, or ceil(size / by); size may be a number."""
 
     size: str
-    more: int
-    by: str
-    #: The member of flashattn_tensor that steps over the index.
+    #: The member of flashattn_tensor that steps over the index; "": it is contiguous.
     stride: str
+    more: int = 0
+    by: str = ""
 
 
 class Array(NamedTuple):
-    """An array of flashattn_args, as its comment in the header describes it."""
+    """An array of a structure of arguments, as its comment in the header describes it."""
 
-    #: "input", "output" (of forward), "upstream" (gradients that backward reads), "gradient".
+    #: "input", "output", and of flashattn_args "upstream" (gradients that backward reads) and
+    #: "gradient".
     role: str
     #: It has strides; else it is packed.
     tensor: bool
-    #: "i32", "f32", ..., or the member of flashattn_desc that says it.
+    #: "i32", "f32", ..., or the member of flashattn_desc or of the structure that says it.
     type: str
-    dims: Tuple[Dim, ...]
     #: "required with VARLEN_Q"
     condition: str
+    dims: Tuple[Dim, ...]
+    #: Layouts with other dims.
+    layouts: Dict[str, Tuple[Dim, ...]] = {}
+    #: A host array of such arrays.
+    parts: bool = False
 
 
+# By structure and name.
 '''
+# Arrays that are options of functions: of which structure, by role; and the conditions of those
+# that are arguments instead.
+OPTIONS = {
+    "ArrayOptions": ("flashattn_args", ("input",), (
+        "required", "required with VARLEN_Q", "required with VARLEN_KV",
+        "required with PAGED_KV")),
+    "OutputOptions": ("flashattn_args", ("output",), ("required",)),
+    "QuantizeOptions": ("flashattn_quantize_args", ("input",), ()),
+    "AppendKvOptions": ("flashattn_append_kv_args", ("input", "output"), ("required",)),
+}
 
 
 def emit_native(model: Model) -> str:
@@ -143,23 +159,42 @@ def _python_type(field: Field) -> str:
 
 
 def _arrays(model: Model) -> str:
-    arrays = arguments(model)[1]
-    layouts = [m.short for e in model.enums if e.name == "flashattn_layout" for m in e.members]
-    out = [ARRAY, "ARRAYS: Dict[str, Array] = {\n"]
-    for array in arrays:
-        out.append(f"    {_text(array.name)}: Array({_text(array.role)}, {array.tensor}, "
-                   f"{_text(array.type)}, (\n")
-        out += [f"        Dim({_text(d.size)}, {d.more}, {_text(d.by)}, \"stride_{d.stride}\"),\n"
-                for d in array.dims]
-        out.append(f"    ), {_text(array.condition)}),\n")
-    out.append('}\n\n\nclass ArrayOptions(TypedDict, total=False):\n'
-               '    """The inputs that may come beside q, k and v in any layout."""\n\n')
-    for array in arrays:
-        if array.role == "input" and array.condition != "required" and \
-                array.condition.rpartition(" ")[2] not in layouts:
-            out += [f"    #: {line}\n" for line in array.doc.split("\n")]
-            out.append(f"    {array.name}: Any\n")
+    found = {args.struct.name: args.arrays for args in arguments(model)}
+    out = [ARRAY, "ARRAYS: Dict[str, Dict[str, Array]] = {\n"]
+    for struct, arrays in found.items():
+        out += [f"    {_text(struct)}: {{\n", *map(_array, arrays), "    },\n"]
+    out.append("}\n")
+    for name, (struct, roles, arguments_) in OPTIONS.items():
+        out.append(f'\n\nclass {name}(TypedDict, total=False):\n    """Arrays of {struct}."""\n\n')
+        for array in found[struct]:
+            # Functions make results that are required themselves.
+            if array.role in roles and not array.is_rows and array.condition not in arguments_ and \
+                    (array.role == "input" or array.condition.startswith("optional")):
+                out += [f"    #: {line}\n" for line in array.doc.split("\n")]
+                out.append(f"    {array.name}: Any\n")
     return "".join(out)
+
+
+def _array(array: Array) -> str:
+    head = (f"        {_text(array.name)}: Array({_text(array.role)}, {array.tensor}, "
+            f"{_text(array.type)}, {_text(array.condition)}, (\n")
+    if len(head) > 101:
+        head = head.replace(f"{_text(array.condition)}, (\n",
+                            f"\n            {_text(array.condition)}, (\n").replace(", \n", ",\n")
+    out = [head, *map(_dim, array.dims)]
+    if array.layouts:
+        out.append("        ), {\n")
+        for name, dims in array.layouts:
+            out += [f"            {_text(name)}: (\n", *["    " + _dim(dim) for dim in dims],
+                    "            ),\n"]
+    end = ", parts=True),\n" if array.parts else "),\n"
+    return "".join([*out, "        }" if array.layouts else "        )", end])
+
+
+def _dim(dim: Dim) -> str:
+    stride = f"stride_{dim.stride}" if dim.stride else ""
+    more = f", {dim.more}" if dim.more else f", by={_text(dim.by)}" if dim.by else ""
+    return f"            Dim({_text(dim.size)}, {_text(stride)}{more}),\n"
 
 
 def _prototype(function: Function) -> str:

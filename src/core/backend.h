@@ -47,6 +47,8 @@ class Launcher {
 
   // Each returns an enum flashattn_status. Unless it is OK, the thread's Error is set.
   virtual int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const = 0;
+  // Writes 0 to amax_o, for a call without queries.
+  virtual int32_t clear_amax(const ForwardArgs& args, const Executor& on) const = 0;
   virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;
   virtual int32_t quantize(const QuantizeArgs& args, const Executor& on) const = 0;

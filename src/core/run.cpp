@@ -61,7 +61,10 @@ int32_t run_forward(const Plan* plan, const flashattn_args& args, void* workspac
       check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_FORWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
-  if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) return FLASHATTN_OK;
+  if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) {
+    return own.amax_o.data && own.shape.batch > 0 ? plan->launcher->clear_amax(own, on)
+                                                  : FLASHATTN_OK;
+  }
   return plan->launcher->forward(own, workspace, on);
 }
 

@@ -338,9 +338,8 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
   forward.o = args.o;
   if (lse) arrays->add(lse_array("lse", Use::kOutput, args.lse, problem, rows));
   forward.lse = args.lse;
-  const auto add = [&](const char* name, Use use, flashattn_tensor* tensor) {
+  const auto add = [&](const char* name, Use use, flashattn_tensor* tensor, int64_t heads) {
     if (!tensor->data) return flashattn_tensor{};
-    const int64_t heads = forward.shape.seqlen_q > 0 ? problem.heads_q : 0;
     arrays->add(strided_array(name, use, tensor, {forward.shape.batch, heads, 1, 1}, Order::kHeads,
                               sizeof(float)));
     return *tensor;
@@ -358,8 +357,9 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
                              problem.heads_kv, problem.latent_descales(), FLASHATTN_DTYPE_F32));
     forward.descale_latent = args.descale_latent;
   }
-  forward.scale_o = add("scale_o", Use::kInput, &args.scale_o);
-  forward.amax_o = add("amax_o", Use::kSum, &args.amax_o);
+  forward.scale_o =
+      add("scale_o", Use::kInput, &args.scale_o, forward.shape.seqlen_q > 0 ? problem.heads_q : 0);
+  forward.amax_o = add("amax_o", Use::kSum, &args.amax_o, problem.heads_q);
   return forward;
 }
 

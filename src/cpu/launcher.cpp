@@ -158,11 +158,11 @@ static double forward_work(const Problem& problem, const Shape& shape) {
          (problem.dim_qk + problem.dim_v);
 }
 
-// Writes zeros to an array (batch, heads), if it is given.
-static void clear_heads(const flashattn_tensor& array, int32_t batch, int32_t heads) {
-  for (int32_t b = 0; array.data && b < batch; ++b) {
-    for (int32_t h = 0; h < heads; ++h) *head_entry(array, b, h) = 0;
+int32_t CpuLauncher::clear_amax(const ForwardArgs& args, const Executor&) const {
+  for (int32_t b = 0; args.amax_o.data && b < args.shape.batch; ++b) {
+    for (int32_t h = 0; h < problem_.heads_q; ++h) *head_entry(args.amax_o, b, h) = 0;
   }
+  return FLASHATTN_OK;
 }
 
 int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
@@ -193,7 +193,7 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
     job.seqlen_q = std::max(job.seqlen_q, len.q);
     job.splits = std::max(job.splits, split_count(split_, len));
   }
-  clear_heads(args.amax_o, shape.batch, problem_.heads_q);
+  clear_amax(args, on);
   for (ForwardJob* job : {&packing, &direct}) {
     if (job->seqlen_q > 0) choose_q_blocks(shared_tile_bytes_ > 0, job);
   }

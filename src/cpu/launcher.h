@@ -24,6 +24,7 @@ class CpuLauncher final : public Launcher {
   void describe(uint32_t op, const Shape& shape,
                 flashattn_plan_properties* properties) const override;
   int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t clear_amax(const ForwardArgs& args, const Executor& on) const override;
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
   int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;

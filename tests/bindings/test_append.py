@@ -182,3 +182,20 @@ def test_refusals(change, reason, words):
     with pytest.raises(flashattn.FlashAttentionError, match=words) as caught:
         flashattn.append_kv(**given)
     assert caught.value.reason == reason
+
+
+def test_packed_caches():
+    """VARLEN_KV: sequence b holds rows cu_seqlens_kv[b] and later."""
+    k, v = normal(5, 2, 16), normal(5, 2, 16)
+    k_cache, v_cache = normal(30, 2, 16), normal(30, 2, 16)
+    before = k_cache.copy()
+    offsets = dict(cu_seqlens_q=[0, 3, 5], cu_seqlens_kv=[0, 10, 30])
+    lens = flashattn.append_kv(k_cache, v_cache, [4, 0], k, v, **offsets).lens_kv
+    assert lens.tolist() == [7, 2]
+    np.testing.assert_array_equal(k_cache[4:7], k[:3])
+    np.testing.assert_array_equal(v_cache[10:12], v[3:])
+    k_cache[4:7], k_cache[10:12] = before[4:7], before[10:12]
+    np.testing.assert_array_equal(k_cache, before)
+    with pytest.raises(ValueError, match="cu_seqlens_kv holds 1 sequence, new tokens are of 2"):
+        flashattn.append_kv(k_cache, v_cache, [4, 0], k, v, cu_seqlens_q=[0, 3, 5],
+                            cu_seqlens_kv=[0, 30])

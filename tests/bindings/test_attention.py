@@ -116,7 +116,12 @@ def test_masks_agree_with_their_boolean_form():
             (dict(causal=True, window=(3, 0)), (j <= i) & (j >= i - 3)),
             (dict(block_mask=np.eye(4, dtype=bool), block_q=4, block_kv=4), i // 4 == j // 4),
             (dict(tree=5, tree_bits=np.full((1, 1, 1), 0b01101, np.uint32), causal=True),
-             np.where(j < 8, j <= i, 0b01101 >> np.clip(j - 8, 0, 4) & 1) != 0)]:
+             np.where(j < 8, j <= i, 0b01101 >> np.clip(j - 8, 0, 4) & 1) != 0),
+            # Each query its own, in a word and in two: keys 0 and 12 have bits 20 and 32 of 33.
+            (dict(tree=5, tree_bits=np.arange(1, 27, 2).reshape(1, 13, 1)),
+             (j < 8) | ((2 * i + 1) >> np.clip(j - 8, 0, 4) & 1 == 1)),
+            (dict(tree=33, tree_bits=np.eye(13, 2, -11, np.uint32)[None] + [1 << 20, 0]),
+             (j == 0) | ((i == 12) & (j == 12)))]:
         close(flashattn.attention(q, k, v, **options),
               arrays.attention(q, k, v, bias=visible)[0])
     q = q[:, :9]

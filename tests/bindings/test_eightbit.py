@@ -73,6 +73,20 @@ def test_results_of_8_bits():
         flashattn.attention(Q, K, V, amax_o=amax)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (2, 1), (1, 4), (1, 1)])
+def test_amax_of_no_queries_is_0(shape):
+    amax = np.full((*shape, 2), np.nan, np.float32)  # every second element
+    k, v = eight(K), eight(V)
+    assert flashattn.attention(eight(Q[:, :0]), k, v, amax_o=amax[..., 0]).size == 0
+    assert (amax[..., 0] == 0).all() and np.isnan(amax[..., 1]).all()
+    amax[..., 0] = np.nan
+    flashattn.attention(eight(Q), k, v, lens_q=[0, 0], amax_o=amax[..., 0])
+    assert (amax[..., 0] == 0).all() and np.isnan(amax[..., 1]).all()
+    amax[..., 0] = np.nan
+    flashattn.attention_varlen(eight(Q[0, :0]), k, v, [0, 0, 0], amax_o=amax[..., 0])
+    assert (amax[..., 0] == 0).all() and np.isnan(amax[..., 1]).all()
+
+
 def test_gradients():
     q, k, v = eight(Q), eight(K), eight(V)
     o, lse = flashattn.attention(q, k, v, dtype_o="float32", return_lse=True)
@@ -159,3 +173,11 @@ def test_a_gpu_refuses_by_name():
         flashattn.check(dtype="float16", dtype_kv="float8_e4m3fn", heads_q=1, dim_qk=8,
                         device="cuda")
     assert caught.value.reason in (Reason.DTYPE_MIX, Reason.NO_DEVICE, Reason.NO_CUDA_BUILD)
+
+
+def test_offsets_of_what_is_left_out():
+    """They may be given as in every other call of the same sequences."""
+    offsets = dict(cu_seqlens_q=[0, 4, 9], cu_seqlens_kv=[0, 30, 70])
+    made = flashattn.quantize(k=K[0], **offsets)
+    np.testing.assert_array_equal(
+        wide(made.k), wide(flashattn.quantize(Q[0], K[0], V[0], **offsets).k))

@@ -86,7 +86,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(dtype_o="int8"), ValueError, "dtype_o = 'int8' is for k and v alone.* give float32, "),
     (dict(bias=np.zeros((3, 9, 9), np.float32)), ValueError, "does not broadcast"),
     (dict(bias=np.zeros((9, 1), np.float32)), ValueError,
-     "last dimension, the keys, must be there, all 9"),
+     "last dimension, seqlen_kv, must be there, all 9"),
     (dict(bias=np.zeros((9, 9), np.float64)), TypeError, "bias has dtype float64; convert a mask"),
     (dict(bias=np.ones((9, 9), int)), TypeError, "int64; convert a mask to bool .True: visible."),
     (dict(bias=np.ones((2, 9), bool)), ValueError, r"keys\) becomes .* mask\[:, None, None, :"),

@@ -76,30 +76,59 @@ def test_describe_covers_the_descriptor():
 
 
 def test_the_table_of_arrays_is_that_of_the_header():
-    from flashattn._constants import ARRAYS, ArrayOptions
+    from flashattn._constants import ARRAYS, ArrayOptions, OutputOptions
     from flashattn._native import ffi
-    members = dict(ffi.typeof("flashattn_args").fields)
-    pointers = {name for name, field in members.items()
-                if field.type.kind == "pointer" and field.type.item.kind == "primitive"}
-    tensors = {name for name, field in members.items() if field.type.kind == "struct"}
-    assert set(ARRAYS) == pointers | tensors
-    assert {name for name, array in ARRAYS.items() if array.tensor} == tensors
-    assert {"bias", "starts_kv", "rng_device"} <= set(ArrayOptions.__annotations__)
-    assert not {"q", "page_table", "dout"} & set(ArrayOptions.__annotations__)
-    mask = ARRAYS["block_mask"]
-    assert [(d.size, d.by, d.stride) for d in mask.dims[1:3]] == [
-        ("heads_q", "", "stride_head"), ("seqlen_q", "block_q", "stride_seq")]
+
+    def arrays_of(field):
+        """Whether a member is an array of tensors or numbers; whether they have strides."""
+        kind = field.type.item if field.type.kind == "pointer" else field.type
+        kind = kind.item if kind.kind == "pointer" else kind
+        return (kind.kind in ("primitive", "struct") and field.type.kind != "primitive"
+                and kind.cname != "struct flashattn_error", kind.cname == "struct flashattn_tensor")
+
+    assert len(ARRAYS) == 4
+    for struct, table in ARRAYS.items():
+        members = {name: arrays_of(field) for name, field in ffi.typeof(struct).fields}
+        assert {name: array.tensor for name, array in table.items()} == {
+            name: strided for name, (is_array, strided) in members.items() if is_array}
+    assert {"bias", "starts_kv", "rng_device", "descale_latent"} <= set(
+        ArrayOptions.__annotations__)
+    assert not {"q", "page_table", "dout", "amax_o"} & set(ArrayOptions.__annotations__)
+    assert set(OutputOptions.__annotations__) == {"amax_o"}
+    table = ARRAYS["flashattn_args"]
+    mask = table["block_mask"]
+    assert [(d.size, d.by, d.stride) for d in mask.dims[1:]] == [
+        ("heads_q", "", "stride_head"), ("seqlen_q", "block_q", "stride_seq"),
+        ("seqlen_kv", "block_kv", "")]
     assert mask.condition == "required with BLOCKS" and mask.type == "u8"
-    assert ARRAYS["cu_seqlens_q"].dims[0].more == 1
-    assert [ARRAYS[name].role for name in ("o", "dlse", "dbias")] == ["output", "upstream",
-                                                                      "gradient"]
+    assert table["cu_seqlens_q"].dims[0].more == 1
+    assert [table[name].role for name in ("o", "dlse", "dbias")] == ["output", "upstream",
+                                                                     "gradient"]
+
+
+def test_arrays_of_other_structures():
+    """What has no comment of its own is as in flashattn_args; what has the shape of another array
+    is laid out like it."""
+    from flashattn._constants import ARRAYS
+    first, merge, quantize, append = (ARRAYS[f"flashattn_{name}args"] for name in (
+        "", "merge_", "quantize_", "append_kv_"))
+    for table in (quantize, append):
+        for name in ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "starts_kv"):
+            assert table[name] == first[name]
+    assert append["lens_kv"].condition == "required" != first["lens_kv"].condition
+    assert append["lens_out"].role == quantize["k_mean"].role == merge["lse"].role == "output"
+    assert quantize["lse_shift"].layouts == first["lse"].layouts != {}
+    assert append["v_cache"].layouts == first["v"].layouts and len(first["v"].layouts) == 2
+    assert [(d.size, d.by, d.stride) for d in append["rotary_cos"].dims] == [
+        ("rotary_positions", "", "stride_seq"), ("rotary_dim", "2", "")]
+    assert [name for name, array in merge.items() if array.parts] == ["part_o", "part_lse"]
 
 
 def test_a_new_array_is_a_line_of_the_header():
     new = "  /* (batch, heads_kv); f32; optional. A factor of k's heads. */\n" \
           "  flashattn_tensor gains;\n"
     at = HEADER.index("  /* Random numbers of the dropout: see")
-    table = arrays.arguments(model.read(HEADER[:at] + new + HEADER[at:]))[1]
+    table = arrays.arguments(model.read(HEADER[:at] + new + HEADER[at:]))[0].arrays
     found = next(array for array in table if array.name == "gains")
     assert (found.type, found.tensor, found.role, found.condition) == ("f32", True, "input",
                                                                        "optional")
@@ -109,6 +138,65 @@ def test_a_new_array_is_a_line_of_the_header():
         text = HEADER[:at] + new.replace(new.strip().split("\n")[0], wrong) + HEADER[at:]
         with pytest.raises(model.HeaderError, match=complaint):
             arrays.arguments(model.read(text))
+
+
+LATER = """
+import numpy as np, flashattn
+from flashattn import FlashAttentionError
+
+q, k = np.ones((2, 3, 4, 8), np.float32), np.ones((2, 5, 2, 8), np.float32)
+def refused(words, function, *arrays, **options):
+    try:
+        function(*arrays, **options)
+    except FlashAttentionError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+
+# The library is older: it finds arrays that it does not know where it looks for zeros.
+for function in (flashattn.attention, flashattn.Plan(
+        dtype="float32", heads_q=4, heads_kv=2, dim_qk=8).forward):
+    function(q, k, k)
+    refused("struct_size", function, q, k, k, most_o=np.zeros((2, 1), np.float32))
+    refused("most_o has shape (3,), which does not broadcast to (batch, heads_q) = (2, 4)",
+            function, q, k, k, most_o=np.zeros(3, np.float32))
+    refused("most_o is read-only", function, q, k, k,
+            most_o=np.broadcast_to(np.float32(0), (2, 4)))
+flashattn.quantize(q, k, k)
+refused("struct_size", flashattn.quantize, q, k, k, skip_q=[1, 0])
+cache = np.zeros((2, 9, 2, 8), np.float32)
+flashattn.append_kv(cache, cache.copy(), [0, 1], k, k)
+for name, shape in (("later_in", (1, 2)), ("later_out", (2, 2))):
+    refused("struct_size", flashattn.append_kv, cache, cache.copy(), [0, 1], k, k,
+            **{name: np.zeros(shape, np.float32)})
+refused("later_out has shape (3,)", flashattn.append_kv, cache, cache.copy(), [0, 1], k, k,
+        later_out=np.zeros(3, np.float32))
+"""
+
+
+def test_new_arrays_are_options_of_python(tmp_path):
+    """Arrays that a later header adds to each structure are checked, and given to the library."""
+    from flashattn import _library
+    from generator import emit_python
+    header = HEADER
+    for struct, name, comment in (
+            ("args", "most_o", "(batch, heads_q); f32; optional. Forward writes it"),
+            ("quantize_args", "skip_q", "(batch); i32; optional. Sequences to leave out"),
+            ("append_kv_args", "later_in", "(batch, heads_kv); f32; optional. A factor"),
+            ("append_kv_args", "later_out", "(batch, heads_kv); f32; optional. Written")):
+        end = f"}} flashattn_{struct};"
+        kind = "const int32_t *" if "i32" in comment else "flashattn_tensor "
+        header = header.replace(end, f"  /* {comment}. */\n  {kind}{name};\n{end}")
+    read = model.read(header)
+    shutil.copytree(pathlib.Path(_library.__file__).parent, tmp_path / "flashattn",
+                    ignore=shutil.ignore_patterns("__pycache__"))
+    for name, emit in (("_native", emit_python.emit_native),
+                       ("_constants", emit_python.emit_constants)):
+        (tmp_path / "flashattn" / f"{name}.py").write_text(emit(read), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", LATER], text=True, capture_output=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path),
+                               "FLASHATTN_LIBRARY": _library.path})
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_function_without_words_is_refused():

@@ -82,6 +82,16 @@ def test_a_field_is_a_line_of_the_header(tmp_path):
     for end, added in (
             ("} flashattn_args;", "  /* (batch, heads_kv, ceil(seqlen_kv / page_size)); f32; "
              "optional. Weights. */\n  flashattn_tensor page_weights;\n"),
+            ("} flashattn_args;", "  /* (heads_q); f32; optional. Forward writes it. */\n"
+             "  flashattn_tensor most;\n"),
+            ("} flashattn_append_kv_args;", "  /* (batch); i32; optional. As new. */\n"
+             "  const int32_t *first;\n"),
+            ("} flashattn_append_kv_args;", "  /* (batch); i32; optional. Written. */\n"
+             "  int32_t *left_out;\n"),
+            ("} flashattn_quantize_args;", "  /* (batch, heads_kv); f32; optional. Written. */\n"
+             "  flashattn_tensor error_k;\n"),
+            ("} flashattn_merge_args;", "  /* (heads_q); f32; optional. Written. */\n"
+             "  flashattn_tensor most;\n"),
             ("} flashattn_desc;", "  /* Bytes of a cache. */\n  int64_t cache_limit;\n")):
         assert end in header
         header = header.replace(end, added + end)
@@ -93,19 +103,29 @@ def test_a_field_is_a_line_of_the_header(tmp_path):
     (tmp_path / "flashattn-sys" / "src" / "lib.rs").write_text(emit_rust.emit(read),
                                                                encoding="utf-8")
     (tmp_path / "flashattn" / "examples" / "later.rs").write_text("""
-use flashattn::{Array, DescBuilder, Dtype, Inputs, View};
+use flashattn::{AppendInputs, AppendOutput, Array, DescBuilder, Dtype, Inputs, Output};
+use flashattn::{QuantizeOutput, View, ViewMut};
 
 fn main() {
-    let x = [0f32; 16];
+    let (x, mut y, mut n) = ([0f32; 16], [0f32; 16], [0i32; 1]);
     let view = View::new(&x, [1, 1, 1, 16]).unwrap();
     let weights = Array::from(&x).dims([1, 1, 16]);
     let _ = Inputs::new(view, view, view).page_weights(weights);
     let _ = DescBuilder::new(Dtype::F32, 1, 16).cache_limit(1 << 40);
+    let _ = AppendInputs::new(view, view).first(&[0]);
+    let _ = AppendOutput::<f32>::default().left_out(&mut n);
+    let _ = QuantizeOutput::<f32>::new().error_k(&mut y);
+    let mut o = [0f32; 16];
+    // Of forward, and of merge.
+    let _ = Output::new(ViewMut::new(&mut o, [1, 1, 1, 16]).unwrap()).most(&mut y);
 }
 """, encoding="utf-8")
     succeed("check", "--locked", "-p", "flashattn", "--example", "later", folder=tmp_path,
             target=ROOT / "build" / "rust-later", lookup={"DOCS_RS": "1"})
-    assert "ArrayField(:page_weights, :input, true, :f32," in emit_julia.emit(read)
+    emitted = emit_julia.emit(read)
+    for field in (":page_weights, :input, true, :f32,", ":left_out, :output, false, :i32,",
+                  ":error_k, :output, true, :f32,"):
+        assert f"ArrayField({field}" in emitted
 
 
 class TestBuildScript:

@@ -128,3 +128,33 @@ def test_refusal(lines):
     error = caught.value
     assert (error.status, error.reason) == (Status["ERROR_" + status], Reason[reason]), str(error)
     assert error.field == field and field in str(error)
+
+
+def numbers_of(name):
+    """Numbers that every language makes alike."""
+    shape = {"q": (2, 5, 4, 32), "k": (2, 9, 2, 32), "v": (2, 9, 2, 8)}[name]
+    n = np.arange(np.prod(shape)) * 37 + (1 + "qkv".index(name)) * 11
+    return ((n % 101 - 50) / 16).astype(np.float32).reshape(shape)
+
+
+def fnv(array):
+    """FNV-1a of an array's bytes."""
+    value = 0x811C9DC5
+    for byte in array.tobytes():
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return f"{value:08x}"
+
+
+@pytest.mark.parametrize("lines", paragraphs("quantized.txt"), ids=lambda lines: lines[0][1])
+def test_quantized(lines):
+    """The bits of quantize()."""
+    said = {kind: dict(word.split("=") for word in words) for kind, *words in lines[1:]}
+    options = {name: "int8" if value == "I8" else int(value)
+               for name, value in said.get("options", {}).items()}
+    made = flashattn.quantize(**{name: numbers_of(name) for name in lines[0][2:]}, **options)
+    there = {name: array for name, array in made._asdict().items() if array is not None}
+    sums = said.get("sums", {})
+    assert set(there) == set(said["bits"]) | set(sums)
+    assert {name: fnv(there[name]) for name in said["bits"]} == said["bits"]
+    for name, wanted in sums.items():
+        assert abs(there[name].astype(np.float64)).sum() == pytest.approx(float(wanted), rel=1e-4)

@@ -336,7 +336,7 @@ class Call:
                      zip((self.case.batch, self.case.heads_q), sizes)]
             fields["amax_o"], buffer, self.amax_index = self.strided(
                 "amax_o", "f32", (*shape, 1, 1), [*sizes, False])
-            buffer.owned[self.amax_index] = self.case.seqlen_q > 0
+            buffer.owned[self.amax_index] = self.case.batch > 0
         return fields
 
     def forward(self):
@@ -352,7 +352,7 @@ class Call:
         if self.data.scale_o is not None:
             scale = self.data.scale_o[:, None, :, None]
             result.o = [o / scale[b if len(scale) > 1 else 0] for b, o in enumerate(result.o)]
-        if case.amax_o is not None and case.seqlen_q:
+        if case.amax_o is not None and case.batch:
             result.amax_o = out["amax_o"][self.amax_index][:, :, 0, 0]
         if case.lse:
             result.lse = [out["lse"][index] for index in self.lse_index()]

@@ -119,6 +119,14 @@ def test_outputs_of_8_bits(device, change):
     np.testing.assert_array_equal(eight.amax_o, wide.amax_o)
 
 
+@pytest.mark.parametrize("amax_o", ["bh", "b", "h", ""])
+def test_largest_outputs_of_no_queries(device, amax_o):
+    for strides in ("packed", "bhsd"):
+        case = BASE.replace(seqlen_q=0, amax_o=amax_o, dtype_o="f32", strides=strides)
+        result = run(case, device)
+        assert result.amax_o.size and (result.amax_o == 0).all()
+
+
 def test_largest_outputs_of_redone_tiles(device):
     """Scores so large that tiles are computed again: what they held before does not count."""
     case = BASE.replace(batch=1, seqlen_q=300, seqlen_kv=300, descales=None, amplitude=200.0,

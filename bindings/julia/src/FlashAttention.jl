@@ -26,11 +26,12 @@ include("run.jl")
 include("attention.jl")
 include("backward.jl")
 include("append.jl")
+include("quantize.jl")
 include("frameworks.jl")
 include("tools.jl")
 
 export append_kv!, attention, attention!, attention_backward, attention_backward!, attention_paged,
-    attention_paged!, attention_varlen, attention_varlen!, dropout_mask, BFloat16, F8E4M3,
+    attention_paged!, attention_varlen, attention_varlen!, dropout_mask, quantize, BFloat16, F8E4M3,
     FlashAttentionError
 
 end

@@ -530,8 +530,9 @@ Base.@kwdef struct flashattn_args
     """
     k::flashattn_tensor = flashattn_tensor()
     """
-    (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
-    elements of the keys.
+    (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+    dim_v). PAGED_KV: (pages, page_size, heads_kv, dim_v). LATENT_KV: also the first elements of the
+    keys.
     """
     v::flashattn_tensor = flashattn_tensor()
     "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1])."
@@ -644,8 +645,9 @@ Base.@kwdef struct flashattn_args
     scale_o::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-    scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
+    scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    LATENT_KV.
     """
     amax_o::flashattn_tensor = flashattn_tensor()
     """
@@ -666,14 +668,17 @@ Base.@kwdef struct flashattn_merge_args
     batch::Int32 = 0
     seqlen_q::Int32 = 0
     total_q::Int64 = 0
-    "Host array (parts) of tensors shaped like o. Required."
+    "(batch, seqlen_q, heads_q, dim_v); dtype_part; required. Host array (parts) of such tensors."
     part_o::Ptr{flashattn_tensor} = C_NULL
-    "Host array (parts) of pointers to device memory, each laid out like lse. Required."
+    """
+    (batch, heads_q, seqlen_q); f32; required. Host array (parts) of pointers to such arrays in
+    device memory.
+    """
     part_lse::Ptr{Ptr{Cfloat}} = C_NULL
     "Of the partial o: dtype_o of the plan or F32. 0: dtype_o."
     dtype_part::Int32 = 0
     reserved::Int32 = 0
-    "(batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written."
+    "(batch, seqlen_q, heads_q, dim_v); the plan's dtype_o; required. Written."
     o::flashattn_tensor = flashattn_tensor()
     "(batch, heads_q, seqlen_q); f32; optional. Written."
     lse::Ptr{Cfloat} = C_NULL
@@ -798,12 +803,14 @@ Base.@kwdef struct flashattn_append_kv_args
     least 1; usually 10000. 0 with tables.
     """
     rotary_base::Cfloat = 0
-    "As in flashattn_args. New tokens past lens_q are neither read nor written."
+    "As in flashattn_args."
     cu_seqlens_q::Ptr{Int32} = C_NULL
     cu_seqlens_kv::Ptr{Int32} = C_NULL
+    "As in flashattn_args. New tokens past these are neither read nor written."
     lens_q::Ptr{Int32} = C_NULL
     "(batch); i32; required. Tokens in the cache before the call, left padding included."
     lens_kv::Ptr{Int32} = C_NULL
+    "As in flashattn_args."
     starts_kv::Ptr{Int32} = C_NULL
     """
     (batch); i32; optional. The position of each sequence's first new token, for the rotation.
@@ -815,7 +822,7 @@ Base.@kwdef struct flashattn_append_kv_args
     May be lens_kv itself, which is then incremented.
     """
     lens_out::Ptr{Int32} = C_NULL
-    "As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used."
+    "As in flashattn_args. Only entries of pages that are written are used."
     page_table::flashattn_tensor = flashattn_tensor()
     pages::Int64 = 0
     """
@@ -838,7 +845,7 @@ Base.@kwdef struct flashattn_append_kv_args
     heads_kv, dim_qk).
     """
     k_cache::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise."
+    "(batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written likewise."
     v_cache::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
@@ -942,20 +949,20 @@ Base.@kwdef struct flashattn_plan_properties
     workspace::Int64 = 0
 end
 
-"The size of an index: size + more, or ceil(size / by), and the stride that steps over it."
+"The size of an index: size + more, or ceil(size / by), and the stride that steps over it, if any."
 struct Extent
     size::Union{Symbol,Int}
     more::Int
     by::Union{Symbol,Int,Nothing}
-    stride::Symbol
+    stride::Union{Symbol,Nothing}
 end
 
 """
 An array of a call that is not (dim, head, sequence, batch), as its comment describes it. `role`:
 `:input`, `:output`, `:upstream` (gradients that arrive) or `:gradient`; `tensor`: whether it has
-strides; `type`: `:f32`, ..., or the field of the descriptor that says it; `sizes`: Julia's way
-around, the first index fastest; `varlen`: the sizes with VARLEN_Q, where they differ; `field`,
-`bit`: what the descriptor has where the array is required.
+strides; `type`: `:f32`, ..., or the field of the descriptor or the structure that says it; `sizes`:
+Julia's way around, the first index fastest; `varlen`: the sizes with VARLEN_Q, where they differ;
+`condition`: when it is needed; `field`, `bit`: what the descriptor has where the array is required.
 """
 struct ArrayField
     name::Symbol
@@ -964,111 +971,253 @@ struct ArrayField
     type::Symbol
     sizes::Vector{Extent}
     varlen::Vector{Extent}
+    condition::String
     field::Union{Symbol,Nothing}
     bit::UInt32
 end
 
-"The arrays of flashattn_args, in the header's order."
-const ARRAYS = [
+"The arrays of each structure of arguments, in the header's order."
+const ARRAYS = (
+    flashattn_args = [
     ArrayField(:cu_seqlens_q, :input, false, :i32,
                [Extent(:batch, 1, nothing, :stride_batch)],
-               [], :layout, FLASHATTN_LAYOUT_VARLEN_Q),
+               [],
+               "required with VARLEN_Q", :layout, FLASHATTN_LAYOUT_VARLEN_Q),
     ArrayField(:cu_seqlens_kv, :input, false, :i32,
                [Extent(:batch, 1, nothing, :stride_batch)],
-               [], :layout, FLASHATTN_LAYOUT_VARLEN_KV),
+               [],
+               "required with VARLEN_KV", :layout, FLASHATTN_LAYOUT_VARLEN_KV),
     ArrayField(:lens_q, :input, false, :i32,
                [Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional", nothing, 0),
     ArrayField(:lens_kv, :input, false, :i32,
                [Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional", nothing, 0),
     ArrayField(:starts_kv, :input, false, :i32,
                [Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional", nothing, 0),
     ArrayField(:page_table, :input, true, :i32,
-               [Extent(:seqlen_kv, 0, :page_size, :stride_seq),
+               [Extent(:seqlen_kv, 0, :page_size, nothing),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :layout, FLASHATTN_LAYOUT_PAGED_KV),
+               [],
+               "required with PAGED_KV", :layout, FLASHATTN_LAYOUT_PAGED_KV),
     ArrayField(:bias, :input, true, :dtype_bias,
-               [Extent(:seqlen_kv, 0, nothing, :stride_seq),
+               [Extent(:seqlen_kv, 0, nothing, nothing),
                 Extent(:seqlen_q, 0, nothing, :stride_seq),
                 Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :bias, FLASHATTN_BIAS_DENSE),
+               [],
+               "required with DENSE", :bias, FLASHATTN_BIAS_DENSE),
     ArrayField(:alibi_slopes, :input, true, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :bias, FLASHATTN_BIAS_ALIBI),
+               [],
+               "required with ALIBI", :bias, FLASHATTN_BIAS_ALIBI),
     ArrayField(:sink, :input, false, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head)],
-               [], :features, FLASHATTN_FEATURE_SINK),
+               [],
+               "required with SINK", :features, FLASHATTN_FEATURE_SINK),
     ArrayField(:block_mask, :input, true, :u8,
-               [Extent(:seqlen_kv, 0, :block_kv, :stride_seq),
+               [Extent(:seqlen_kv, 0, :block_kv, nothing),
                 Extent(:seqlen_q, 0, :block_q, :stride_seq),
                 Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :mask, FLASHATTN_MASK_BLOCKS),
+               [],
+               "required with BLOCKS", :mask, FLASHATTN_MASK_BLOCKS),
     ArrayField(:tree_bits, :input, true, :u32,
-               [Extent(:tree, 0, 32, :stride_seq),
+               [Extent(:tree, 0, 32, nothing),
                 Extent(:seqlen_q, 0, nothing, :stride_seq),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :mask, FLASHATTN_MASK_TREE),
+               [],
+               "required with TREE", :mask, FLASHATTN_MASK_TREE),
     ArrayField(:descale_q, :input, true, :f32,
                [Extent(:seqlen_q, 0, :descale_block, :stride_seq),
                 Extent(:heads_kv, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional with dtype F8E4M3", nothing, 0),
     ArrayField(:descale_k, :input, true, :f32,
                [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
                 Extent(:heads_kv, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional with F8E4M3 or I8", nothing, 0),
     ArrayField(:descale_v, :input, true, :f32,
                [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
                 Extent(:heads_kv, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional with F8E4M3 or I8", nothing, 0),
     ArrayField(:rng_device, :input, false, :u64,
                [Extent(2, 0, nothing, :stride_seq)],
-               [], nothing, 0),
+               [],
+               "optional with dropout", nothing, 0),
     ArrayField(:lse, :output, false, :f32,
                [Extent(:seqlen_q, 0, nothing, :stride_seq),
                 Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
                [Extent(:total_q, 0, nothing, :stride_seq),
-                Extent(:heads_q, 0, nothing, :stride_head)], :features, FLASHATTN_FEATURE_LSE),
+                Extent(:heads_q, 0, nothing, :stride_head)],
+               "required with LSE and for backward", :features, FLASHATTN_FEATURE_LSE),
     ArrayField(:dlse, :upstream, false, :f32,
                [Extent(:seqlen_q, 0, nothing, :stride_seq),
                 Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
                [Extent(:total_q, 0, nothing, :stride_seq),
-                Extent(:heads_q, 0, nothing, :stride_head)], :features, FLASHATTN_FEATURE_DLSE),
+                Extent(:heads_q, 0, nothing, :stride_head)],
+               "required with DLSE", :features, FLASHATTN_FEATURE_DLSE),
     ArrayField(:dbias, :gradient, true, :f32,
-               [Extent(:seqlen_kv, 0, nothing, :stride_seq),
+               [Extent(:seqlen_kv, 0, nothing, nothing),
                 Extent(:seqlen_q, 0, nothing, :stride_seq),
                 Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], :features, FLASHATTN_FEATURE_DBIAS),
+               [],
+               "required with DBIAS", :features, FLASHATTN_FEATURE_DBIAS),
     ArrayField(:dsink, :gradient, false, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head)],
-               [], :features, FLASHATTN_FEATURE_DSINK),
+               [],
+               "required with DSINK", :features, FLASHATTN_FEATURE_DSINK),
     ArrayField(:scale_o, :input, true, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional with dtype_o F8E4M3", nothing, 0),
     ArrayField(:amax_o, :output, true, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [], nothing, 0),
+               [],
+               "optional with F8E4M3 or I8", nothing, 0),
     ArrayField(:descale_latent, :input, true, :f32,
-               [Extent(:dim_v, 0, :descale_dim, :stride_seq),
+               [Extent(:dim_v, 0, :descale_dim, nothing),
                 Extent(:heads_kv, 0, nothing, :stride_head),
                 Extent(:seqlen_kv, 0, nothing, :stride_seq),
                 Extent(:batch, 0, nothing, :stride_batch)],
-               [Extent(:dim_v, 0, :descale_dim, :stride_seq),
+               [],
+               "required with LATENT_KV", :layout, FLASHATTN_LAYOUT_LATENT_KV),
+    ],
+    flashattn_merge_args = [
+    ArrayField(:lse, :output, false, :f32,
+               [Extent(:seqlen_q, 0, nothing, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [Extent(:total_q, 0, nothing, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head)],
+               "optional", nothing, 0),
+    ],
+    flashattn_quantize_args = [
+    ArrayField(:cu_seqlens_q, :input, false, :i32,
+               [Extent(:batch, 1, nothing, :stride_batch)],
+               [],
+               "required with VARLEN_Q", :layout, FLASHATTN_LAYOUT_VARLEN_Q),
+    ArrayField(:cu_seqlens_kv, :input, false, :i32,
+               [Extent(:batch, 1, nothing, :stride_batch)],
+               [],
+               "required with VARLEN_KV", :layout, FLASHATTN_LAYOUT_VARLEN_KV),
+    ArrayField(:lens_q, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:lens_kv, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:starts_kv, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:descale_q, :output, true, :f32,
+               [Extent(:seqlen_q, 0, :descale_block, :stride_seq),
                 Extent(:heads_kv, 0, nothing, :stride_head),
-                Extent(:total_kv, 0, nothing, :stride_seq)], :layout, FLASHATTN_LAYOUT_LATENT_KV),
-]
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with q in F8E4M3", nothing, 0),
+    ArrayField(:descale_k, :output, true, :f32,
+               [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with k", nothing, 0),
+    ArrayField(:descale_v, :output, true, :f32,
+               [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with v", nothing, 0),
+    ArrayField(:k_mean, :output, true, :f32,
+               [Extent(:dim_qk, 0, nothing, nothing),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with SMOOTH_K", nothing, 0),
+    ArrayField(:lse_shift, :output, false, :f32,
+               [Extent(:seqlen_q, 0, nothing, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [Extent(:total_q, 0, nothing, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head)],
+               "optional with q, k and SMOOTH_K", nothing, 0),
+    ],
+    flashattn_append_kv_args = [
+    ArrayField(:cu_seqlens_q, :input, false, :i32,
+               [Extent(:batch, 1, nothing, :stride_batch)],
+               [],
+               "required with VARLEN_Q", :layout, FLASHATTN_LAYOUT_VARLEN_Q),
+    ArrayField(:cu_seqlens_kv, :input, false, :i32,
+               [Extent(:batch, 1, nothing, :stride_batch)],
+               [],
+               "required with VARLEN_KV", :layout, FLASHATTN_LAYOUT_VARLEN_KV),
+    ArrayField(:lens_q, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:lens_kv, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required", nothing, 0),
+    ArrayField(:starts_kv, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:positions, :input, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional", nothing, 0),
+    ArrayField(:lens_out, :output, false, :i32,
+               [Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional with k or v", nothing, 0),
+    ArrayField(:page_table, :input, true, :i32,
+               [Extent(:seqlen_kv, 0, :page_size, nothing),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with PAGED_KV", :layout, FLASHATTN_LAYOUT_PAGED_KV),
+    ArrayField(:descale_k, :input, true, :f32,
+               [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional with k and a cache of F8E4M3 or I8, required with update_descales", nothing, 0),
+    ArrayField(:descale_v, :input, true, :f32,
+               [Extent(:seqlen_kv, 0, :descale_block, :stride_seq),
+                Extent(:heads_kv, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional with v and a cache of F8E4M3 or I8", nothing, 0),
+    ArrayField(:rotary_cos, :input, true, :dtype_rotary,
+               [Extent(:rotary_dim, 0, 2, nothing),
+                Extent(:rotary_positions, 0, nothing, :stride_seq)],
+               [],
+               "optional with rotary_dim", nothing, 0),
+    ArrayField(:rotary_sin, :input, true, :dtype_rotary,
+               [Extent(:rotary_dim, 0, 2, nothing),
+                Extent(:rotary_positions, 0, nothing, :stride_seq)],
+               [],
+               "required with rotary_cos", nothing, 0),
+    ],
+)
 
 """
     flashattn_version()::Int32

@@ -1,9 +1,11 @@
 # New keys and values into a cache: flashattn_append_kv.
 
-const APPENDED = (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim, :rotary_interleaved, :positions,
-                  :starts_kv, :cu_seqlens_q, :lens_q, :page_table, :first_page, :max_seqlen_q,
-                  :max_seqlen_kv, :layout, :cache_layout, :descale_k, :descale_v, :descale_block,
-                  :update_descales, :q_out, :lens_out, :threads, :multiprocessors, :parallel)
+const APPEND = C.ARRAYS.flashattn_append_kv_args
+"All keywords of append_kv!: the arrays of the header's table but one, and others."
+const APPENDED = union([:rotary_base, :rotary_dim, :rotary_interleaved, :first_page, :max_seqlen_q,
+                        :max_seqlen_kv, :layout, :cache_layout, :descale_block, :update_descales, :q_out,
+                        :threads, :multiprocessors, :parallel],
+                       filter(!=(:lens_kv), map(field -> field.name, APPEND)))
 
 """
     append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing; options...)
@@ -17,7 +19,8 @@ Returns `(q = ..., lens_kv = ...)`: q rotated, `nothing` without q; and the toke
 holds, `nothing` without k and v.
 
 - `k_cache`, `v_cache`: (dim, heads_kv, capacity, batch), written from token lens_kv[b] + 1 on; with
-  `page_table` (dim, heads_kv, page_size, pages). Elements of k, `F8E4M3` or `Int8`. `nothing` without k or v
+  `page_table` (dim, heads_kv, page_size, pages), with `cu_seqlens_kv` (dim, heads_kv, total). Elements
+  of k, `F8E4M3` or `Int8`. `nothing` without k or v
 - `lens_kv`: (batch,) integers, tokens in the cache
 - `k`, `v`, `q`: (dim, heads, tokens, batch), or with `cu_seqlens_q` (dim, heads, total); each may be
   `nothing`. Float32, Float16 or BFloat16
@@ -27,8 +30,8 @@ holds, `nothing` without k and v.
 - `rotary_interleaved = false`: the halves of the rotated part are pairs; `true`: neighbours are
 - `positions`: (batch,) integers, the position of each sequence's first new token, from 0; if not
   given lens_kv - starts_kv
-- `cu_seqlens_q`, `lens_q`, `starts_kv`, `page_table`, `first_page`, `max_seqlen_q`, `max_seqlen_kv`,
-  `threads`, `multiprocessors`, `parallel`: as in [`attention`](@ref) and its relatives
+- `cu_seqlens_q`, `cu_seqlens_kv`, `lens_q`, `starts_kv`, `page_table`, `first_page`, `max_seqlen_q`,
+  `max_seqlen_kv`, `threads`, `multiprocessors`, `parallel`: as in [`attention`](@ref) and its relatives
 - `layout = :dhsb`, `cache_layout`: the order of q, k, v, and of the caches (that of q, k, v; pages
   `:dhsp`)
 - `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3 or Int8:
@@ -55,6 +58,7 @@ struct Appending
     model::Tensor  # of the new tokens
     cache::Tensor
     packed::Bool
+    packed_cache::Bool
     layout::Symbol
     dims::Dict{Symbol,Int}
 end
@@ -79,36 +83,31 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
     wide = stored === Int8 ? eltype(x.model.array) : stored  # no queries of Int8
     plan = cached_plan(describe(wide, Dict{Symbol,Any}(x.dims..., :dtype_kv => stored,
         :dtype_o => narrow ? Float32 : nothing, :varlen_q => x.packed,
-        :page_size => sizes[:page_size], :descale_block => narrow ? sizes[:descale_block] : 0,
+        :varlen_kv => x.packed_cache, :page_size => sizes[:page_size], :descale_block => narrow ? sizes[:descale_block] : 0,
         :threads => option(:threads, 0), :multiprocessors => option(:multiprocessors, 0),
         pairs(device_of(x.cache.array))...)))
     args = Ref(C.flashattn_append_kv_args(
         batch = sizes[:batch], seqlen_q = sizes[:seqlen_q], seqlen_kv = sizes[:seqlen_kv],
-        total_q = x.packed ? x.model.rows : 0, dtype = dtype(eltype(x.model.array)),
+        total_q = x.packed ? x.model.rows : 0, total_kv = x.packed_cache ? x.cache.rows : 0,
+        dtype = dtype(eltype(x.model.array)),
         pages = sizes[:page_size] > 0 ? x.cache.batch : 0, update_descales = updates))
     made, read = Any[], Any[]
+    set_rotary!(args, x, sizes, options)
     options[:lens_kv] = lens_kv
-    for name in (:lens_kv, :lens_q, :starts_kv, :cu_seqlens_q, :page_table, :descale_k, :descale_v)
-        array = option(name)
+    options[:lens_out] = lens = lens_after(x, option(:lens_out), sizes[:batch])
+    for field in APPEND
+        name, array = field.name, option(field.name)
         array === nothing && continue
-        field = field_of(name)
+        written = field.role === :output || (updates && name in (:descale_k, :descale_v))
         push!(read, about(name) do
+            field.role === :output ? array :
             name === :page_table ? pages_from_0(array, option(:first_page, 1)) : readable(field, array)
         end)
-        updates && name in (:descale_k, :descale_v) && read[end] !== array && refuse(:DTYPE, name,
+        written && read[end] !== array && refuse(:DTYPE, name,
             "$name is a $(typeof(array)), of which a copy would be written; give an Array{Float32}")
         read[end] === array || push!(made, read[end])
         place!(args, field, read[end], sizes, x.cache, x.packed)
     end
-    positions = option(:positions)
-    if positions !== nothing
-        positions isa AbstractArray ||
-            refuse(:DTYPE, :positions, "positions = $(repr(positions)); expected an array")
-        push!(read, about(() -> int32(positions), :positions))
-        read[end] === positions || push!(made, read[end])
-        place_numbers!(args, :positions, read[end], sizes[:batch], x.cache)
-    end
-    set_rotary!(args, x, options)
     for (name, member, cache) in ((:q, :q, :q), (:k, :k, :k_cache), (:v, :v, :v_cache))
         haskey(x.tensors, name) || continue
         set!(args, member, x.tensors[name].c)
@@ -116,8 +115,6 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
     end
     turned = rotated_q(x, option(:q_out), x.packed || option(:lens_q) !== nothing)
     turned === nothing || set!(args, :q_out, turned.c)
-    lens = lens_after(x, option(:lens_out), sizes[:batch])
-    lens === nothing || place_numbers!(args, :lens_out, lens, sizes[:batch], x.cache)
     GC.@preserve x turned lens read options begin
         run_on(C.flashattn_append_kv, args, parallel) do f
             checked(() -> f(plan, args, stream(storage(x.cache.array))), args)
@@ -137,12 +134,13 @@ in_order(tensors, names = (:q, :k, :v)) =
     [(name, tensors[name]) for name in names if haskey(tensors, name)]
 
 function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::Dict{Symbol,Any})
-    paged, packed = (get(options, name, nothing) !== nothing for name in (:page_table, :cu_seqlens_q))
+    paged, packed, packed_cache = (get(options, name, nothing) !== nothing for name in
+                                   (:page_table, :cu_seqlens_q, :cu_seqlens_kv))
     layout = get(options, :layout, :dhsb)
     order = something(get(options, :cache_layout, nothing),
-                      paged ? :dhsp : packed ? :dhsb : layout)
+                      paged ? :dhsp : packed && !packed_cache ? :dhsb : layout)
     tensors = named_tensors(given, layout, packed ? 3 : 4)
-    caches = named_tensors(caches, order, 4, "_cache")
+    caches = named_tensors(caches, order, packed_cache ? 3 : 4, "_cache")
     isempty(caches) && refuse(:NULL_POINTER, :k_cache, "k_cache and v_cache are nothing; give one")
     isempty(tensors) && refuse(:NULL_POINTER, :k, "k, v and q are nothing; give one")
     (first_name, model), (_, cache) = first(in_order(tensors)), first(in_order(caches))
@@ -176,7 +174,7 @@ function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::D
             "sequences by layout = :$layout, with $(cache.heads) heads (q: any multiple) of $dim " *
             "elements, as the cache and the other arrays have")
     end
-    return Appending(tensors, caches, model, cache, packed, layout, dims)
+    return Appending(tensors, caches, model, cache, packed, packed_cache, layout, dims)
 end
 
 "Sizes, by the header's names."
@@ -186,10 +184,13 @@ function sizes_appended(x::Appending, options::Dict{Symbol,Any})
                       (x.model.batch, x.model.rows)
     x.packed || unused(option(:max_seqlen_q), "max_seqlen_q", "cu_seqlens_q")
     table = option(:page_table)
-    held, seqlen_kv = table === nothing ? (x.cache.batch, x.cache.rows) :
-                      pages(table, option(:max_seqlen_kv), x.cache.rows)
-    table === nothing && unused(option(:max_seqlen_kv), "max_seqlen_kv", "page_table")
-    holder = table === nothing ? :k_cache : :page_table
+    longest = option(:max_seqlen_kv)
+    held, seqlen_kv = table !== nothing ? pages(table, longest, x.cache.rows) :
+                      x.packed_cache ? sequences(option(:cu_seqlens_kv), longest, "_kv") :
+                      (x.cache.batch, x.cache.rows)
+    table === nothing && !x.packed_cache &&
+        unused(longest, "max_seqlen_kv", "page_table or cu_seqlens_kv")
+    holder = table !== nothing ? :page_table : x.packed_cache ? :cu_seqlens_kv : :k_cache
     held == batch || refuse(:SIZE, holder,
         "$holder holds $held sequences, the new tokens are of $batch; give as many")
     block = get(options, :descale_block, 0)
@@ -201,16 +202,7 @@ function sizes_appended(x::Appending, options::Dict{Symbol,Any})
         :descale_block => size32(block, "descale_block"))
 end
 
-"Writes the address of (batch,) Int32, which are the library's to read or write."
-function place_numbers!(args, name::Symbol, x, batch::Int, model::Tensor)
-    x isa AbstractArray{Int32} || refuse(:DTYPE, name, "$name = $(repr(x)); expected an array of Int32")
-    check_size(x, (batch,), String(name))
-    check_device(x, model, String(name))
-    about(() -> isdense(x), name) || refuse(:STRIDE, name, "$name has gaps; copy it")
-    return set!(args, name, address(x))
-end
-
-function set_rotary!(args, x::Appending, options::Dict{Symbol,Any})
+function set_rotary!(args, x::Appending, sizes::Dict{Symbol,Int}, options::Dict{Symbol,Any})
     cos, sin, base, dim = (get(options, name, nothing) for name in
                            (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim))
     interleaved = get(options, :rotary_interleaved, false)
@@ -241,15 +233,12 @@ function set_rotary!(args, x::Appending, options::Dict{Symbol,Any})
         eltype(table) === eltype(cos) && eltype(table) in (Float32, Float16, BFloat16) ||
             refuse(:DTYPE, name, "$name has elements $(eltype(table)); expected Float32, Float16 or " *
                                  "BFloat16, as the other table")
-        check_device(table, x.cache, String(name))
-        s = about(() -> steps(table), name)
-        (s[1] == 1 || wanted[1] <= 1) && s[2] >= 0 ||
-            refuse(:STRIDE, name, "$name has strides $s; copy it")
-        set!(args, name, C.flashattn_tensor(data = address(table), stride_seq = s[2]))
     end
     set!(args, :dtype_rotary, dtype(eltype(cos)))
-    set!(args, :rotary_positions, size32(wanted[2], "rotary_positions"))
-    set!(args, :rotary_dim, size32(2 * wanted[1], "rotary_dim"))
+    for (name, n) in ((:rotary_positions, wanted[2]), (:rotary_dim, 2 * wanted[1]))
+        sizes[name] = size32(n, String(name))
+        set!(args, name, sizes[name])
+    end
     return nothing
 end
 
@@ -278,5 +267,8 @@ function lens_after(x::Appending, @nospecialize(given), batch::Int)
             "lens_out is given without k and v, which would change it; leave it out")
         return nothing
     end
-    return given === nothing ? similar(storage(x.cache.array), Int32, (batch,)) : given
+    given === nothing && return similar(storage(x.cache.array), Int32, (batch,))
+    given isa AbstractArray || refuse(:DTYPE, :lens_out,
+        "lens_out = $(repr(given)); expected an array of Int32")
+    return given
 end

@@ -65,10 +65,19 @@ A query that sees no key gives 0, and lse = -Inf. Throws a [`FlashAttentionError
 `field` is named as here and in the header, and an `ArgumentError` for an option that there is not.
 """
 function attention(q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                   dtype_o::Type = eltype(q), return_lse = false, amax_o = nothing, options...)
-    plan, inputs = prepare_forward(q, k, v; dtype_o = dtype_o, return_lse = return_lse,
-                                   options...)
-    return forward(plan, inputs, dtype_o, amax_o)
+                   dtype_o::Type = eltype(q), return_lse = false, options...)
+    results, others = split_results(options)
+    plan, inputs = prepare_forward(q, k, v; dtype_o = dtype_o, return_lse = return_lse, others...)
+    return forward(plan, inputs, dtype_o, results)
+end
+
+"Results of forward that are given, and all other options."
+function split_results(options)
+    given, others = Dict{Symbol,Any}(), Dict{Symbol,Any}()
+    for (name, x) in options
+        (name in OUTPUTS ? given : others)[name] = x
+    end
+    return given, others
 end
 
 attention(q::AbstractArray, k::AbstractArray, v::AbstractArray, bias, sink = nothing; options...) =
@@ -85,9 +94,9 @@ function scored(bias, sink, options)
 end
 
 # Those below take (total) rows or pages; see attention_varlen and attention_paged.
-function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                   amax_o = nothing, arrays...)
-    return forward(plan, prepare(plan, q, k, v; arrays...), element(plan.desc.dtype_o), amax_o)
+function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray; arrays...)
+    results, others = split_results(arrays)
+    return forward(plan, prepare(plan, q, k, v; others...), element(plan.desc.dtype_o), results)
 end
 
 function prepare_forward(q, k, v; options...)
@@ -98,11 +107,15 @@ function prepare_forward(q, k, v; options...)
     return prepare(q, k, v; options...)
 end
 
-function forward(plan::Plan, inputs::Inputs, T::Type, amax_o = nothing)
+function forward(plan::Plan, inputs::Inputs, T::Type, results = Dict{Symbol,Any}())
     o = fresh(inputs, T, like(inputs.q, inputs.v.dim))
-    has(plan, C.FLASHATTN_FEATURE_LSE) || return run_forward(plan, inputs, o, nothing, amax_o)
-    lse = fresh(inputs, Float32, lse_size(inputs))
-    return run_forward(plan, inputs, o, lse, amax_o), lse
+    made = filter(field -> has(plan, field.bit), RESULTS)
+    for field in made
+        results[field.name] = fresh(inputs, Float32, full_size(
+            field, inputs.sizes, haskey(inputs.arrays, :cu_seqlens_q)))
+    end
+    run_forward(plan, inputs, o, results)
+    return isempty(made) ? o : (o, (results[field.name] for field in made)...)
 end
 
 """
@@ -115,16 +128,20 @@ Returns `o`. With `cu_seqlens_q` and its like or `page_table` it is `attention_v
 `attention_paged!`.
 """
 function attention!(o::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                    lse = nothing, amax_o = nothing, options...)
+                    lse = nothing, options...)
     dtype(eltype(o), "o")
+    results, others = split_results(options)
     plan, inputs = prepare_forward(q, k, v; dtype_o = eltype(o), return_lse = lse !== nothing,
-                                   options...)
-    return run_forward(plan, inputs, o, lse, amax_o)
+                                   others...)
+    results[:lse] = lse
+    return run_forward(plan, inputs, o, results)
 end
 
 function attention!(plan::Plan, o::AbstractArray, q::AbstractArray, k::AbstractArray,
-                    v::AbstractArray; lse = nothing, amax_o = nothing, arrays...)
-    return run_forward(plan, prepare(plan, q, k, v; arrays...), o, lse, amax_o)
+                    v::AbstractArray; lse = nothing, arrays...)
+    results, others = split_results(arrays)
+    results[:lse] = lse
+    return run_forward(plan, prepare(plan, q, k, v; others...), o, results)
 end
 
 """

@@ -1,7 +1,12 @@
 # The arrays that forward and backward share, checked against each other, in flashattn_args.
 
 "The arrays of the header's table that are read beside q, k and v."
-const BESIDE = filter(field -> field.role === :input, C.ARRAYS)
+const BESIDE = filter(field -> field.role === :input, C.ARRAYS.flashattn_args)
+"Results of forward beside o: those that a feature asks for, and the names of those that may be given."
+const RESULTS = filter(field -> field.role === :output && field.field === :features,
+                       C.ARRAYS.flashattn_args)
+const OUTPUTS = [field.name for field in C.ARRAYS.flashattn_args
+                 if field.role === :output && startswith(field.condition, "optional")]
 "Numbers of the descriptor that say how such an array is read, and which ones."
 const NUMBERS = [:block_q, :block_kv, :tree, :descale_block, :descale_dim]
 "All keywords of Inputs."
@@ -127,11 +132,11 @@ function place_named!(args, field::C.ArrayField, x::AbstractArray, sizes::Dict{S
             "$name has elements $(eltype(x)); expected $(join(known, " or "))" *
             (field.type === :u8 ? ", 0 = hidden" : ""))
     else
-        dtype(eltype(x), name; mask = true)
+        dtype(eltype(x), name; mask = field.type === :dtype_bias)
     end
     check_device(x, model, name)
     extents = varlen && !isempty(field.varlen) ? field.varlen : field.sizes
-    wanted = Tuple(extent(e, field, sizes) for e in extents)
+    wanted = full_size(field, sizes, varlen)
     # Rows of a page table may be longer than a call needs them.
     field.name === :page_table && (wanted = (size(x, 1), wanted[2]))
     if field.tensor
@@ -144,6 +149,11 @@ function place_named!(args, field::C.ArrayField, x::AbstractArray, sizes::Dict{S
     end
     return x
 end
+
+"The size of an array of the header's table in full."
+full_size(field::C.ArrayField, sizes::Dict{Symbol,Int}, varlen::Bool) =
+    Tuple(extent(e, field, sizes)
+          for e in (varlen && !isempty(field.varlen) ? field.varlen : field.sizes))
 
 "A size of the header's table."
 function extent(e::C.Extent, field::C.ArrayField, sizes::Dict{Symbol,Int})

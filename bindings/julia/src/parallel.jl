@@ -60,6 +60,7 @@ for (name, args, more) in ((:flashattn_forward, :flashattn_args, (Ptr{Cvoid}, In
                            (:flashattn_backward, :flashattn_args, (Ptr{Cvoid}, Int64, Ptr{Cvoid})),
                            (:flashattn_merge, :flashattn_merge_args, (Ptr{Cvoid},)),
                            (:flashattn_append_kv, :flashattn_append_kv_args, (Ptr{Cvoid},)),
+                           (:flashattn_quantize, :flashattn_quantize_args, (Ptr{Cvoid},)),
                            (:flashattn_dropout_mask, :flashattn_args, (Ptr{UInt8}, Ptr{Cvoid})))
     rest = [Symbol(:rest, n) for n in 1:length(more)]
     @eval on_julia(::typeof(C.$name)) = (plan, args, $(rest...)) ->

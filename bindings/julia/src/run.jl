@@ -45,9 +45,6 @@ function fresh(inputs::Inputs, T::Type, dims::Dims)
 end
 bits_of(T::Type) = (UInt8, UInt16, UInt16, UInt32)[sizeof(T)]
 
-lse_size(x::Inputs) = haskey(x.arrays, :cu_seqlens_q) ? (x.q.rows, x.q.heads) :
-                      (x.sizes[:seqlen_q], x.q.heads, x.q.batch)
-
 "o, dout and the gradients: the array of a given size and code, as the library sees it."
 function tensor_like(x::AbstractArray, model::Tensor, dim::Int, code::Integer, layout::Symbol,
                      name::Symbol)
@@ -86,21 +83,23 @@ function execute(f::F, plan::Plan, op::UInt32, args, memory::AbstractArray,
 end
 
 "The array of the header's table."
-field_of(name::Symbol) = C.ARRAYS[findfirst(field -> field.name === name, C.ARRAYS)]
+field_of(name::Symbol, table = C.ARRAYS.flashattn_args) =
+    table[findfirst(field -> field.name === name, table)]
 
 "Writes those arrays of the table that are given."
-function place_all!(args, inputs::Inputs; arrays...)
+function place_all!(args, inputs::Inputs, arrays)
     for (name, x) in pairs(arrays)
         x === nothing || place!(args, field_of(name), x, inputs)
     end
     return args
 end
 
-function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, lse, amax_o = nothing)
+"results: those beside o, by name."
+function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, results::Dict{Symbol,Any})
     args = Ref(inputs.args[])
     set!(args, :o, tensor_like(o, inputs.q, inputs.v.dim, plan.desc.dtype_o, inputs.layout, :o))
-    place_all!(args, inputs; lse = lse, amax_o = amax_o)
-    GC.@preserve inputs o lse amax_o begin
+    place_all!(args, inputs, results)
+    GC.@preserve inputs o results begin
         execute(C.flashattn_forward, plan, C.FLASHATTN_OP_FORWARD, args, storage(inputs.q.array),
                 inputs.parallel)
     end
@@ -122,7 +121,7 @@ function run_backward(plan::Plan, inputs::Inputs, grads::NamedTuple, dout, o, ls
             (:dv, grads.dv, v, v.dim, grad))
         set!(args, name, tensor_like(x, model, dim, code, inputs.layout, name))
     end
-    place_all!(args, inputs; lse = lse, dlse = dlse, dbias = grads.dbias, dsink = grads.dsink)
+    place_all!(args, inputs, (lse = lse, dlse = dlse, dbias = grads.dbias, dsink = grads.dsink))
     GC.@preserve inputs grads dout o lse dlse begin
         execute(C.flashattn_backward, plan, C.FLASHATTN_OP_BACKWARD, args, storage(q.array),
                 inputs.parallel)

@@ -27,8 +27,11 @@ function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first
     end
     first_part = first(tensors)
     foreach(part -> check_device(part, first_part, "part_o"), parts)
-    heads, rows = first_part.heads, first_part.rows
-    dims = varlen ? (rows, heads) : (rows, heads, first_part.batch)
+    heads, rows, batch = first_part.heads, first_part.rows, first_part.batch
+    sizes = Dict{Symbol,Int}(:heads_q => heads, :batch => size32(batch, "batch"),
+                             :seqlen_q => size32(rows, "seqlen_q"), :total_q => rows)
+    field = field_of(:lse, C.ARRAYS.flashattn_merge_args)
+    dims = full_size(field, sizes, varlen)
     for lse in lses
         eltype(lse) === Float32 ||
             refuse(:DTYPE, "part_lse", "part_lse has elements $(eltype(lse)); expected Float32")
@@ -46,8 +49,8 @@ function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first
         args = Ref(C.flashattn_merge_args(
             parts = length(parts), part_o = pointer(seen), part_lse = pointer(pointers),
             dtype_part = dtype(eltype(model), "parts"), o = Tensor(o, layout, ndims(o), "o").c,
-            lse = address(lse), batch = varlen ? 0 : size32(first_part.batch, "batch"),
-            seqlen_q = varlen ? 0 : size32(rows, "seqlen_q"), total_q = varlen ? rows : 0))
+            batch = varlen ? 0 : batch, seqlen_q = varlen ? 0 : rows, total_q = varlen ? rows : 0))
+        place!(args, field, lse, sizes, first_part, varlen)
         run_on(C.flashattn_merge, args, parallel) do f
             checked(() -> f(plan, args, stream(storage(model))), args)
         end

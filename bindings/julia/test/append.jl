@@ -101,6 +101,15 @@ end
         @test scale == exp2(round(log2(scale)))
         @test k8[:, h, n + i, b] == round.(Int8, k[:, h, i, b] .* inv(scale))
     end
+    # Sequences of a packed cache: tokens 1 to 10 and 11 to 60.
+    flat_k, flat_v = flat(normal(Float32, 16, 2, 20, 3)), flat(normal(Float32, 16, 2, 20, 3))
+    before = copy(flat_k)
+    there = append_kv!(flat_k, flat_v, [4, 0], packed[1], packed[2]; cu_seqlens_q = [0, 3, 5],
+                      cu_seqlens_kv = [0, 10, 60])
+    @test there.lens_kv == [7, 2] && flat_k[:, :, 5:7] == packed[1][:, :, 1:3]
+    @test flat_v[:, :, 11:12] == packed[2][:, :, 4:5]
+    @test flat_k[:, :, [1:4; 8:10; 13:60]] == before[:, :, [1:4; 8:10; 13:60]]
+
     half = append_kv!(BFloat16.(first(caches())), nothing, lens, BFloat16.(k); lens_q = [1, 2, 0])
     @test half.lens_kv == [4, 2, 15]
 
@@ -127,7 +136,7 @@ end
             () -> append_kv!(k_cache, v_cache, lens[1:2], k))
     refused("positions has size", :SIZE, "positions",
             () -> append_kv!(k_cache, v_cache, lens, k; positions = [1], rotary_base = 10000))
-    refused("lens_out = [3, 0, 15]; expected an array of Int32", :DTYPE, "lens_out",
+    refused("lens_out has elements Int64; expected Int32", :DTYPE, "lens_out",
             () -> append_kv!(k_cache, v_cache, lens, k; lens_out = lens))
     refused("rotary_cos and rotary_sin go together", :NULL_POINTER, "rotary_cos",
             () -> append_kv!(k_cache, v_cache, lens, k; rotary_cos = tables.rotary_cos))

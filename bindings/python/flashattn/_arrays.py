@@ -54,7 +54,7 @@ INT32 = Kind({"int32": 0}, "convert it to int32")
 # By the type that the header gives an array.
 KINDS = {"dtype_bias": BIAS, "u8": MASK, "f32": FLOAT32, "i32": INT32,
          "u32": Kind({"uint32": 0, "int32": 0}, "convert it to uint32"),
-         "u64": Kind({"uint64": 0, "int64": 0}, "convert it to uint64")}
+         "u64": Kind({"uint64": 0, "int64": 0}, "convert it to uint64"), "dtype_rotary": TENSOR}
 # Arrays with an entry a sequence, head or block are converted to these types, from those.
 _SMALL: Dict[str, Tuple[Any, str]] = {
     "u8": (np.dtype(np.uint8), "bu"), "f32": (np.dtype(np.float32), "fiuV"),

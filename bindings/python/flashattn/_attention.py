@@ -5,11 +5,12 @@ import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, TypeVar
 
 from ._arrays import DTypeLike, dtype_code, view
-from ._constants import ArrayOptions
-from ._inputs import BESIDE, NUMBERS, Inputs, first_given
+from ._constants import ArrayOptions, OutputOptions
+from ._inputs import BESIDE, Inputs, first_given
+from ._members import NUMBERS
 from ._names import unexpected
 from ._options import Determinisms, Window, uniform
-from ._plan import cached_plan
+from ._plan import OUTPUTS, cached_plan, outputs
 from ._repeat import find, keep, key_of
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
         block_kv: int
         tree: int
         descale_block: int
-        descale_latent: Any
         descale_dim: int
-        amax_o: Any
         splits: int
         determinism: Determinisms
         threads: int
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
         device: Optional[str]
         stream: Any
         parallel: Any
+
+    class ForwardOptions(Options, OutputOptions, total=False):
+        """The same of a forward call."""
 
 # Options of the descriptor, and options that go with the arrays.
 _DESCRIBED: Dict[str, Any] = dict(
@@ -51,7 +53,6 @@ _WITH_ARRAYS: Dict[str, Any] = dict(
     {name: None for name in BESIDE if not name.startswith("cu_seqlens") and name != "page_table"},
     rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
     parallel=None)
-_OUTPUTS: Dict[str, Any] = dict(amax_o=None)  # of forward, beside o
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -60,9 +61,10 @@ def _spelled(function: _F) -> _F:
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                   for name, default in {**_DESCRIBED, **_WITH_ARRAYS, **_OUTPUTS}.items()
+                   for name, default in {**_DESCRIBED, **_WITH_ARRAYS,
+                                         **dict.fromkeys(OUTPUTS)}.items()
                    if name not in signature.parameters and
-                   (name not in _OUTPUTS or "o" in signature.parameters)]
+                   (name not in OUTPUTS or "dtype_o" in signature.parameters)]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
 
@@ -81,9 +83,11 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     return inputs
 
 
-def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: Any,
-             amax_o: Any = None, key: Any = None) -> Any:
+def _forward(options: Any, q: Any, k: Any, v: Any, dtype_o: Any, return_lse: bool,
+             key: Any = None, o: Any = None, **arrays: Any) -> Any:
     """key: by which a call like this one is found again."""
+    given = outputs(options)
+    inputs = _inputs(options, q, k, v, o=o, **arrays)
     seen = None if o is None else view(o, "o", inputs.place)
     if dtype_o is not None:
         options["dtype_o"] = _other_type(dtype_code(dtype_o, "dtype_o"), inputs)
@@ -91,7 +95,7 @@ def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: An
         options["dtype_o"] = _other_type(seen.dtype, inputs)
     options["return_lse"] = return_lse
     plan = cached_plan(inputs.facts(), uniform(options))
-    result = plan.run_forward(inputs, o, seen, amax_o)
+    result = plan.run_forward(inputs, o, seen, given)
     if key is not None:
         keep(key, plan, inputs)
     return result
@@ -105,7 +109,7 @@ def _other_type(code: int, inputs: Inputs) -> Optional[int]:
 @_spelled
 def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
               dtype_o: Optional[DTypeLike] = None, return_lse: bool = False,
-              **options: Unpack[Options]) -> Any:
+              **options: Unpack[ForwardOptions]) -> Any:
     """softmax(scale * q k^T + bias) v, exactly, without storing the scores (Dao et al. 2022).
 
     Arrays are NumPy arrays (bfloat16 through ml_dtypes), or objects with __dlpack__ or
@@ -184,14 +188,12 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
     message, status, reason and field. A query that sees no key gives 0, and lse = -inf.
     """
-    amax_o = options.pop("amax_o", None)
-    given = o is not None or amax_o is not None
-    key = None if given else key_of(q, k, v, (layout, dtype_o, return_lse), options, _DESCRIBED)
+    key = None if o is not None else key_of(q, k, v, (layout, dtype_o, return_lse), options,
+                                            _DESCRIBED)
     call = find(key)
     if call is not None:
         return call.run(q, k, v)
-    inputs = _inputs(options, q, k, v, layout=layout, o=o)
-    return _forward(inputs, o, dtype_o, return_lse, options, amax_o, key)
+    return _forward(options, q, k, v, dtype_o, return_lse, key, o, layout=layout)
 
 
 @_spelled
@@ -199,7 +201,7 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
                      max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None, *,
                      layout: Optional[str] = None, o: Any = None,
                      dtype_o: Optional[DTypeLike] = None, return_lse: bool = False,
-                     **options: Unpack[Options]) -> Any:
+                     **options: Unpack[ForwardOptions]) -> Any:
     """attention() for sequences of different lengths, packed without padding.
 
     q           (total_q, heads_q, dim_qk): sequence b holds rows cu_seqlens_q[b] to
@@ -215,11 +217,9 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
     sequences; i and j count from a sequence's start. Rows of no sequence are 0 in a result that is
     made here, and are left alone in o. The rest is as in attention().
     """
-    amax_o = options.pop("amax_o", None)
-    inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
-                     cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q,
-                     max_seqlen_kv=max_seqlen_kv, o=o)
-    return _forward(inputs, o, dtype_o, return_lse, options, amax_o)
+    return _forward(options, q, k, v, dtype_o, return_lse, o=o, layout=layout,
+                    cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv,
+                    max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv)
 
 
 @_spelled
@@ -228,7 +228,7 @@ def attention_paged(  # type: ignore[misc]  # lens_kv, elsewhere an option, stan
         max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
         layout: Optional[str] = None, page_layout: str = "pshd", o: Any = None,
         dtype_o: Optional[DTypeLike] = None, return_lse: bool = False,
-        **options: Unpack[Options]) -> Any:
+        **options: Unpack[ForwardOptions]) -> Any:
     """attention() on a paged KV cache (Kwon et al. 2023).
 
     q           (batch, seqlen_q, heads_q, dim_qk), or with cu_seqlens_q (total_q, heads_q, dim_qk)
@@ -243,11 +243,10 @@ def attention_paged(  # type: ignore[misc]  # lens_kv, elsewhere an option, stan
 
     The rest is as in attention() and attention_varlen().
     """
-    amax_o = options.pop("amax_o", None)
-    inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
-                     max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, lens_kv=lens_kv,
-                     page_table=page_table, page_layout=page_layout, o=o)
-    return _forward(inputs, o, dtype_o, return_lse, options, amax_o)
+    return _forward(options, q, k, v, dtype_o, return_lse, o=o, layout=layout,
+                    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
+                    max_seqlen_kv=max_seqlen_kv, lens_kv=lens_kv, page_table=page_table,
+                    page_layout=page_layout)
 
 
 @_spelled

@@ -380,174 +380,595 @@ class Dim(NamedTuple):
     """The extent of an index: size + more, or ceil(size / by); size may be a number."""
 
     size: str
-    more: int
-    by: str
-    #: The member of flashattn_tensor that steps over the index.
+    #: The member of flashattn_tensor that steps over the index; "": it is contiguous.
     stride: str
+    more: int = 0
+    by: str = ""
 
 
 class Array(NamedTuple):
-    """An array of flashattn_args, as its comment in the header describes it."""
+    """An array of a structure of arguments, as its comment in the header describes it."""
 
-    #: "input", "output" (of forward), "upstream" (gradients that backward reads), "gradient".
+    #: "input", "output", and of flashattn_args "upstream" (gradients that backward reads) and
+    #: "gradient".
     role: str
     #: It has strides; else it is packed.
     tensor: bool
-    #: "i32", "f32", ..., or the member of flashattn_desc that says it.
+    #: "i32", "f32", ..., or the member of flashattn_desc or of the structure that says it.
     type: str
-    dims: Tuple[Dim, ...]
     #: "required with VARLEN_Q"
     condition: str
+    dims: Tuple[Dim, ...]
+    #: Layouts with other dims.
+    layouts: Dict[str, Tuple[Dim, ...]] = {}
+    #: A host array of such arrays.
+    parts: bool = False
 
 
-ARRAYS: Dict[str, Array] = {
-    "q": Array("input", True, "dtype", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("dim_qk", 0, "", "stride_seq"),
-    ), "required"),
-    "k": Array("input", True, "dtype_kv", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("dim_qk", 0, "", "stride_seq"),
-    ), "required"),
-    "v": Array("input", True, "dtype_kv", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("dim_v", 0, "", "stride_seq"),
-    ), "required"),
-    "cu_seqlens_q": Array("input", False, "i32", (
-        Dim("batch", 1, "", "stride_batch"),
-    ), "required with VARLEN_Q"),
-    "cu_seqlens_kv": Array("input", False, "i32", (
-        Dim("batch", 1, "", "stride_batch"),
-    ), "required with VARLEN_KV"),
-    "lens_q": Array("input", False, "i32", (
-        Dim("batch", 0, "", "stride_batch"),
-    ), "optional"),
-    "lens_kv": Array("input", False, "i32", (
-        Dim("batch", 0, "", "stride_batch"),
-    ), "optional"),
-    "starts_kv": Array("input", False, "i32", (
-        Dim("batch", 0, "", "stride_batch"),
-    ), "optional"),
-    "page_table": Array("input", True, "i32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "page_size", "stride_seq"),
-    ), "required with PAGED_KV"),
-    "bias": Array("input", True, "dtype_bias", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-    ), "required with DENSE"),
-    "alibi_slopes": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-    ), "required with ALIBI"),
-    "sink": Array("input", False, "f32", (
-        Dim("heads_q", 0, "", "stride_head"),
-    ), "required with SINK"),
-    "block_mask": Array("input", True, "u8", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "block_q", "stride_seq"),
-        Dim("seqlen_kv", 0, "block_kv", "stride_seq"),
-    ), "required with BLOCKS"),
-    "tree_bits": Array("input", True, "u32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("tree", 0, "32", "stride_seq"),
-    ), "required with TREE"),
-    "descale_q": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "descale_block", "stride_seq"),
-    ), "optional with dtype F8E4M3"),
-    "descale_k": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3 or I8"),
-    "descale_v": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3 or I8"),
-    "rng_device": Array("input", False, "u64", (
-        Dim("2", 0, "", "stride_seq"),
-    ), "optional with dropout"),
-    "o": Array("output", True, "dtype_o", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("dim_v", 0, "", "stride_seq"),
-    ), "required"),
-    "lse": Array("output", False, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-    ), "required with LSE and for backward"),
-    "dout": Array("upstream", True, "dtype_o", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("dim_v", 0, "", "stride_seq"),
-    ), "required for backward"),
-    "dlse": Array("upstream", False, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-    ), "required with DLSE"),
-    "dq": Array("gradient", True, "dtype_grad", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("dim_qk", 0, "", "stride_seq"),
-    ), "required for backward"),
-    "dk": Array("gradient", True, "dtype_grad", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("dim_qk", 0, "", "stride_seq"),
-    ), "required for backward"),
-    "dv": Array("gradient", True, "dtype_grad", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("dim_v", 0, "", "stride_seq"),
-    ), "required for backward"),
-    "dbias": Array("gradient", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-        Dim("seqlen_q", 0, "", "stride_seq"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-    ), "required with DBIAS"),
-    "dsink": Array("gradient", False, "f32", (
-        Dim("heads_q", 0, "", "stride_head"),
-    ), "required with DSINK"),
-    "scale_o": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-    ), "optional with dtype_o F8E4M3"),
-    "amax_o": Array("output", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("heads_q", 0, "", "stride_head"),
-    ), "optional with F8E4M3 or I8"),
-    "descale_latent": Array("input", True, "f32", (
-        Dim("batch", 0, "", "stride_batch"),
-        Dim("seqlen_kv", 0, "", "stride_seq"),
-        Dim("heads_kv", 0, "", "stride_head"),
-        Dim("dim_v", 0, "descale_dim", "stride_seq"),
-    ), "required with LATENT_KV"),
+# By structure and name.
+ARRAYS: Dict[str, Dict[str, Array]] = {
+    "flashattn_args": {
+        "q": Array("input", True, "dtype", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "k": Array("input", True, "dtype_kv", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "v": Array("input", True, "dtype_kv", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "cu_seqlens_q": Array("input", False, "i32", "required with VARLEN_Q", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "cu_seqlens_kv": Array("input", False, "i32", "required with VARLEN_KV", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "lens_q": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "lens_kv": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "starts_kv": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "page_table": Array("input", True, "i32", "required with PAGED_KV", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "", by="page_size"),
+        )),
+        "bias": Array("input", True, "dtype_bias", "required with DENSE", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("seqlen_kv", ""),
+        )),
+        "alibi_slopes": Array("input", True, "f32", "required with ALIBI", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+        )),
+        "sink": Array("input", False, "f32", "required with SINK", (
+            Dim("heads_q", "stride_head"),
+        )),
+        "block_mask": Array("input", True, "u8", "required with BLOCKS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="block_q"),
+            Dim("seqlen_kv", "", by="block_kv"),
+        )),
+        "tree_bits": Array("input", True, "u32", "required with TREE", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("tree", "", by="32"),
+        )),
+        "descale_q": Array("input", True, "f32", "optional with dtype F8E4M3", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="descale_block"),
+        )),
+        "descale_k": Array("input", True, "f32", "optional with F8E4M3 or I8", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "descale_v": Array("input", True, "f32", "optional with F8E4M3 or I8", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "rng_device": Array("input", False, "u64", "optional with dropout", (
+            Dim("2", "stride_seq"),
+        )),
+        "o": Array("output", True, "dtype_o", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "lse": Array("output", False, "f32", "required with LSE and for backward", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+        ), {
+            "VARLEN_Q": (
+                Dim("heads_q", "stride_head"),
+                Dim("total_q", "stride_seq"),
+            ),
+        }),
+        "dout": Array("upstream", True, "dtype_o", "required for backward", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "dlse": Array("upstream", False, "f32", "required with DLSE", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+        ), {
+            "VARLEN_Q": (
+                Dim("heads_q", "stride_head"),
+                Dim("total_q", "stride_seq"),
+            ),
+        }),
+        "dq": Array("gradient", True, "dtype_grad", "required for backward", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "dk": Array("gradient", True, "dtype_grad", "required for backward", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "dv": Array("gradient", True, "dtype_grad", "required for backward", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "dbias": Array("gradient", True, "f32", "required with DBIAS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("seqlen_kv", ""),
+        )),
+        "dsink": Array("gradient", False, "f32", "required with DSINK", (
+            Dim("heads_q", "stride_head"),
+        )),
+        "scale_o": Array("input", True, "f32", "optional with dtype_o F8E4M3", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+        )),
+        "amax_o": Array("output", True, "f32", "optional with F8E4M3 or I8", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+        )),
+        "descale_latent": Array("input", True, "f32", "required with LATENT_KV", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", "", by="descale_dim"),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", "", by="descale_dim"),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", "", by="descale_dim"),
+            ),
+        }),
+    },
+    "flashattn_merge_args": {
+        "part_o": Array("input", True, "dtype_part", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }, parts=True),
+        "part_lse": Array("input", False, "f32", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+        ), {
+            "VARLEN_Q": (
+                Dim("heads_q", "stride_head"),
+                Dim("total_q", "stride_seq"),
+            ),
+        }, parts=True),
+        "o": Array("output", True, "dtype_o", "required", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "lse": Array("output", False, "f32", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+        ), {
+            "VARLEN_Q": (
+                Dim("heads_q", "stride_head"),
+                Dim("total_q", "stride_seq"),
+            ),
+        }),
+    },
+    "flashattn_quantize_args": {
+        "cu_seqlens_q": Array("input", False, "i32", "required with VARLEN_Q", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "cu_seqlens_kv": Array("input", False, "i32", "required with VARLEN_KV", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "lens_q": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "lens_kv": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "starts_kv": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "q": Array("input", True, "dtype", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "k": Array("input", True, "dtype", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "v": Array("input", True, "dtype", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "q_out": Array("output", True, "dtype", "required with q", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "k_out": Array("output", True, "dtype_kv", "required with k", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "v_out": Array("output", True, "dtype_kv", "required with v", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "descale_q": Array("output", True, "f32", "required with q in F8E4M3", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="descale_block"),
+        )),
+        "descale_k": Array("output", True, "f32", "required with k", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "descale_v": Array("output", True, "f32", "required with v", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "k_mean": Array("output", True, "f32", "required with SMOOTH_K", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        )),
+        "lse_shift": Array("output", False, "f32", "optional with q, k and SMOOTH_K", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq"),
+        ), {
+            "VARLEN_Q": (
+                Dim("heads_q", "stride_head"),
+                Dim("total_q", "stride_seq"),
+            ),
+        }),
+    },
+    "flashattn_append_kv_args": {
+        "cu_seqlens_q": Array("input", False, "i32", "required with VARLEN_Q", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "cu_seqlens_kv": Array("input", False, "i32", "required with VARLEN_KV", (
+            Dim("batch", "stride_batch", 1),
+        )),
+        "lens_q": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "lens_kv": Array("input", False, "i32", "required", (
+            Dim("batch", "stride_batch"),
+        )),
+        "starts_kv": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "positions": Array("input", False, "i32", "optional", (
+            Dim("batch", "stride_batch"),
+        )),
+        "lens_out": Array("output", False, "i32", "optional with k or v", (
+            Dim("batch", "stride_batch"),
+        )),
+        "page_table": Array("input", True, "i32", "required with PAGED_KV", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "", by="page_size"),
+        )),
+        "q": Array("input", True, "dtype", "optional with rotary_dim", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "k": Array("input", True, "dtype", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "v": Array("input", True, "dtype", "optional", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "q_out": Array("output", True, "dtype", "required with q", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_q", "stride_seq"),
+            Dim("heads_q", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_Q": (
+                Dim("total_q", "stride_seq"),
+                Dim("heads_q", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "k_cache": Array("output", True, "dtype_kv", "required with k", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_qk", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_qk", ""),
+            ),
+        }),
+        "v_cache": Array("output", True, "dtype_kv", "required with v", (
+            Dim("batch", "stride_batch"),
+            Dim("seqlen_kv", "stride_seq"),
+            Dim("heads_kv", "stride_head"),
+            Dim("dim_v", ""),
+        ), {
+            "VARLEN_KV": (
+                Dim("total_kv", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+            "PAGED_KV": (
+                Dim("pages", "stride_batch"),
+                Dim("page_size", "stride_seq"),
+                Dim("heads_kv", "stride_head"),
+                Dim("dim_v", ""),
+            ),
+        }),
+        "descale_k": Array("input", True, "f32",
+            "optional with k and a cache of F8E4M3 or I8, required with update_descales", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "descale_v": Array("input", True, "f32", "optional with v and a cache of F8E4M3 or I8", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_kv", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="descale_block"),
+        )),
+        "rotary_cos": Array("input", True, "dtype_rotary", "optional with rotary_dim", (
+            Dim("rotary_positions", "stride_seq"),
+            Dim("rotary_dim", "", by="2"),
+        )),
+        "rotary_sin": Array("input", True, "dtype_rotary", "required with rotary_cos", (
+            Dim("rotary_positions", "stride_seq"),
+            Dim("rotary_dim", "", by="2"),
+        )),
+    },
 }
 
 
 class ArrayOptions(TypedDict, total=False):
-    """The inputs that may come beside q, k and v in any layout."""
+    """Arrays of flashattn_args."""
 
     #: (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
     lens_q: Any
@@ -586,6 +1007,76 @@ class ArrayOptions(TypedDict, total=False):
     #: (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
     #: nearest even; what is larger than 448 becomes 448. NULL: 1.
     scale_o: Any
+    #: (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
+    #: v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
+    #: PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
+    descale_latent: Any
+
+
+class OutputOptions(TypedDict, total=False):
+    """Arrays of flashattn_args."""
+
+    #: (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
+    #: scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    #: the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    #: LATENT_KV.
+    amax_o: Any
+
+
+class QuantizeOptions(TypedDict, total=False):
+    """Arrays of flashattn_quantize_args."""
+
+    #: (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]).
+    #: Rows past a length are neither read nor written.
+    cu_seqlens_q: Any
+    #: (batch + 1); i32; required with VARLEN_KV.
+    cu_seqlens_kv: Any
+    #: (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
+    lens_q: Any
+    #: (batch); i32; optional.
+    lens_kv: Any
+    #: (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
+    #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+    #: and dv before are not written. Not with PAGED_KV.
+    starts_kv: Any
+
+
+class AppendKvOptions(TypedDict, total=False):
+    """Arrays of flashattn_append_kv_args."""
+
+    #: (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]).
+    cu_seqlens_q: Any
+    #: (batch + 1); i32; required with VARLEN_KV.
+    cu_seqlens_kv: Any
+    #: (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
+    #: New tokens past these are neither read nor written.
+    lens_q: Any
+    #: (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
+    #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+    #: and dv before are not written. Not with PAGED_KV.
+    starts_kv: Any
+    #: (batch); i32; optional. The position of each sequence's first new token, for the rotation.
+    #: NULL: lens_kv, less starts_kv.
+    positions: Any
+    #: (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
+    #: May be lens_kv itself, which is then incremented.
+    lens_out: Any
+    #: (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with
+    #: PAGES a negative one hides the keys of its page.
+    #: Only entries of pages that are written are used.
+    page_table: Any
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
+    #: or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,
+    #: and 448 beyond; I8: 127 beyond, and a NaN becomes 0. NULL: 1.
+    descale_k: Any
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3
+    #: or I8. Likewise.
+    descale_v: Any
+    #: (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
+    #: p.
+    rotary_cos: Any
+    #: (rotary_positions, rotary_dim / 2); dtype_rotary; required with rotary_cos.
+    rotary_sin: Any
 
 
 # Structure: (bytes, ((field, offset, bytes), ...)).

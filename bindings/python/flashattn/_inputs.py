@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import operator
 from functools import lru_cache
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from . import _arrays, _gpu, _parallel
-from ._arrays import View, beside, view
-from ._constants import ARRAYS, Array, Dim, Reason
+from ._arrays import F32, View, beside, view
+from ._constants import ARRAYS, Reason
 from ._errors import counted, invalid, misfit, wrong_type
 from ._library import ffi
+from ._members import NUMBERS, TYPES, extents, member, packed_member, upwards
 from ._names import unexpected
 from ._options import OPTIONS, integer
 
@@ -21,16 +22,13 @@ FACTS = ("dtype", "dtype_kv", "heads_q", "heads_kv", "dim_qk", "dim_v", "page_si
          "block_kv", "tree", "descale_block", "descale_dim", "dtype_bias", "varlen_q", "varlen_kv",
          "latent_kv", "alibi", "sink")
 # The arrays that come beside q, k and v, and of those that a flag of describe() speaks of, by it.
-BESIDE = {name: array for name, array in ARRAYS.items()
+ARGS = "flashattn_args"
+BESIDE = {name: array for name, array in ARRAYS[ARGS].items()
           if array.role == "input" and name not in ("q", "k", "v")}
 _FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BESIDE.items()}
 _PRESENT = tuple(_FLAGS[fact] for fact in FACTS if fact in _FLAGS and fact != "tree")
-# Numbers of the descriptor that their shapes depend on.
-NUMBERS = ("block_q", "block_kv", "tree", "descale_block", "descale_dim")
 _NO_NUMBERS = dict.fromkeys(NUMBERS, 0)
 _OF_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
-_STRIDES = ("stride_batch", "stride_head", "stride_seq")
-_MEMBERS = dict(ffi.typeof("flashattn_args").fields)
 _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "pages")
 
 
@@ -87,7 +85,7 @@ class Tensor:
         self.strides: Tuple[int, ...] = (steps[b] // size if b >= 0 else 0, steps[h] // size,
                                          steps[s] // size)
         if min(self.strides) < 0:
-            self.strides = _upwards(self.strides, (self.batch, self.heads, self.rows), array, name)
+            self.strides = upwards(self.strides, (self.batch, self.heads, self.rows), array, name)
 
     def c(self) -> Tuple[Any, int, int, int]:
         return (self.view.pointer, *self.strides)
@@ -97,20 +95,11 @@ class Tensor:
         return (*self.view.shape[:-1], dim)
 
 
-def _upwards(strides: Tuple[int, ...], sizes: Tuple[int, ...], array: View,
-             name: str) -> Tuple[int, ...]:
-    """Strides without negative ones that nobody steps by; -1 means packed to the library."""
-    strides = tuple([0 if n <= 1 else stride for stride, n in zip(strides, sizes)])
-    if min(strides) < 0 and 0 not in sizes:
-        raise invalid(f"{name} has a negative stride; {array.remedy}", Reason.STRIDE, name)
-    return tuple([max(stride, 0) for stride in strides])
-
-
 class Inputs:
     """q, k, v and everything beside them. It keeps what it points to alive."""
 
     __slots__ = ("q", "k", "v", "layout", "sizes", "members", "seen", "ragged", "numbers", "place",
-                 "has_seed", "pool", "tensors")
+                 "has_seed", "pool", "tensors", "kept")
 
     def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
                  page_layout: str = "pshd", max_seqlen_q: Optional[int] = None,
@@ -140,6 +129,7 @@ class Inputs:
         # Members of flashattn_args by name, and the views that own their memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
         self.seen: Dict[str, View] = {}
+        self.kept: List[View] = []  # of results and what arrives at them
         self.has_seed = rng_seed is not None
         if rng_seed is not None or rng_offset:
             self.members.update(rng_words(rng_seed, rng_offset))
@@ -151,11 +141,11 @@ class Inputs:
         self._find_sizes(max_seqlen_q, max_seqlen_kv)
         # Some rows may be padding: they are not written.
         self.ragged = False
-        for name, array in self.seen.items():
+        for name, array in list(self.seen.items()):
             if name == "descale_latent":
                 self.members[name] = self._descale_latent(Tensor(array, kv_layout, kv_dims, name))
                 continue
-            self.members[name] = self._member(name, BESIDE[name], array)
+            self.members[name], self.seen[name] = self._member(name, array)
             self.ragged |= name in _OF_LENGTHS
 
     def _check_heads(self, paged: bool, latent: bool) -> None:
@@ -272,59 +262,9 @@ class Inputs:
         raise invalid(f"{name} holds {counted(batch, 'sequence')}, q holds {expected}; "
                       f"{remedy}", Reason.SIZE, name)
 
-    def _member(self, name: str, array: Array, seen: View) -> Any:
-        """What flashattn_args gets: a pointer, or a flashattn_tensor that repeats where the array
-        is broadcast."""
-        for number in [n for dim in array.dims for n in (dim.size, dim.by) if n in NUMBERS]:
-            if self.numbers[number] < 1 and number != "descale_block":
-                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose "
-                              "shape depends on it; give at least 1", Reason.SIZE, number)
-        expected = tuple([_extent(dim, self.sizes) for dim in array.dims])
-        if not array.tensor:
-            if seen.shape != expected:
-                self._check_broadcast(name, seen.shape, expected, False)
-            _arrays.check_packed(seen, name)
-            return ffi.cast(_MEMBERS[name].type, seen.pointer)
-        missing = len(expected) - len(seen.shape)
-        shape = (1,) * missing + seen.shape
-        if name == "page_table" and missing == 0:  # columns past the last page are not read
-            expected = (expected[0], max(shape[1], expected[1]))
-        if shape != expected:
-            self._check_broadcast(name, shape, expected, True)
-        steps = (0,) * missing + seen.steps
-        has_last = shape[-1] == expected[-1] and steps[-1] == seen.size
-        if not has_last and expected[-1] > 1 and 0 not in shape and array.dims[-1].stride == \
-                "stride_seq":
-            seen, shape, steps = self._with_last(name, seen, shape, expected)
-        strides = tuple([0 if n == 1 else step // seen.size for n, step in zip(shape, steps)])
-        if min(strides) < 0:
-            strides = _upwards(strides, shape, seen, name)
-        by_name = dict(zip([dim.stride for dim in array.dims[:3]], strides))
-        return (seen.pointer, *[by_name.get(stride, 0) for stride in _STRIDES])
-
-    def _with_last(self, name: str, seen: View, shape: Tuple[int, ...],
-                   expected: Tuple[int, ...]) -> Tuple[View, Tuple[int, ...], Tuple[int, ...]]:
-        """A small array in host memory, its last index made contiguous."""
-        if self.place is not None or BESIDE[name].type == "dtype_bias":
-            raise invalid(f"{name} has shape {seen.shape} and strides {seen.strides}; its last "
-                          f"dimension, the keys, must be there, all {expected[-1]}, and "
-                          f"contiguous: broadcast it and {seen.remedy}", Reason.STRIDE, name)
-        values = np.asarray(seen.owner).reshape(shape)
-        values = np.ascontiguousarray(np.broadcast_to(values, shape[:-1] + expected[-1:]))
-        self.seen[name] = made = beside(values, name, BESIDE[name].type, None)
-        return made, made.shape, made.steps
-
-    def _check_broadcast(self, name: str, shape: Tuple[int, ...], expected: Tuple[int, ...],
-                         may_repeat: bool) -> None:
-        if len(shape) == len(expected) and all(
-                n == e or (may_repeat and n == 1) for n, e in zip(shape, expected)):
-            return
-        given = self.seen[name].shape
-        indices = ", ".join([_said(dim) for dim in BESIDE[name].dims])
-        wanted = ", which does not broadcast to" if may_repeat else "; expected"
-        raise invalid(f"{name} has shape {given}{wanted} ({indices}) = {expected}"
-                      + self._broadcast_remedy(name, given, expected),
-                      Reason.BIAS if name == "bias" else Reason.SIZE, name)
+    def _member(self, name: str, seen: View) -> Tuple[Any, View]:
+        return member(ARGS, name, seen, self.sizes, self.place, "cu_seqlens_q" in self.seen,
+                      self._broadcast_remedy)
 
     def _broadcast_remedy(self, name: str, shape: Tuple[int, ...],
                           expected: Tuple[int, ...]) -> str:
@@ -343,9 +283,28 @@ class Inputs:
                 seen["bias"].dtype if "bias" in seen else 0, *[name in seen for name in _PRESENT])
 
     def lse_shape(self) -> Tuple[int, ...]:
-        heads, sizes = self.q.heads, self.sizes
-        return ((heads, self.q.rows) if "cu_seqlens_q" in self.seen else
-                (sizes["batch"], heads, sizes["seqlen_q"]))
+        return extents(ARRAYS[ARGS]["lse"], self.sizes, "cu_seqlens_q" in self.seen)
+
+    def put(self, args: Any, name: str, seen: View) -> None:
+        """Writes what is no input of forward into flashattn_args."""
+        value, seen = self._member(name, seen)
+        setattr(args, name, value)
+        self.kept.append(seen)
+
+    def result(self, args: Any, name: str) -> Any:
+        """Makes a result, float32, and writes it into flashattn_args. A gradient has the shape of
+        what it is of: it is summed where that is broadcast."""
+        table = ARRAYS[ARGS][name]
+        like = self.seen.get(name[1:]) if table.role == "gradient" else None
+        shape = like.shape if like else extents(table, self.sizes, "cu_seqlens_q" in self.seen)
+        # Rows that belong to no sequence are not written: they must not hold what was there.
+        array = _arrays.new(shape, F32, self.ragged or like is not None, self.place, name,
+                            self.tensors)
+        if like is None:
+            setattr(args, name, packed_member(ARGS, name, array, self.place))
+        else:
+            self.put(args, name, view(array, name, self.place, made=True))
+        return array
 
     def check_seed(self, dropout: float) -> None:
         check_seed(self.has_seed or "rng_device" in self.seen, dropout)
@@ -364,26 +323,13 @@ def set_sizes(args: Any, sizes: Dict[str, int]) -> None:
             if value:
                 setattr(args, name, value)
     except (OverflowError, TypeError):
-        raise misfit([(name, _MEMBERS[name].type, value)]) from None
+        raise misfit([(name, TYPES[ARGS][name], value)]) from None
 
 
 def check_pages(pages: Tensor, layout: str, name: str) -> None:
     if not pages.rows:  # to the library: no pages
         raise invalid(f"{name} has shape {pages.view.shape}, pages of 0 tokens in the order "
                       f"\"{layout}\"; give at least 1", Reason.PAGE_SIZE, name)
-
-
-def _extent(dim: Dim, sizes: Dict[str, int]) -> int:
-    size = int(dim.size) if dim.size.isdigit() else sizes[dim.size]
-    if dim.by:
-        by = int(dim.by) if dim.by.isdigit() else sizes[dim.by]
-        return -(-size // by) if by else 1
-    return size + dim.more
-
-
-def _said(dim: Dim) -> str:
-    return f"ceil({dim.size} / {dim.by})" if dim.by else \
-        f"{dim.size} + {dim.more}" if dim.more else dim.size
 
 
 def sequences(cu_seqlens: View, name: str) -> int:

@@ -31,7 +31,23 @@ def unexpected(kind: str, name: str, known: Collection[str], why: str = "",
 
 def says_options(function: _F) -> _F:
     """Of a function without **options: says of an option that it has not what unexpected() does."""
-    known = tuple(inspect.signature(function).parameters)
+    return _says(function, inspect.signature(function))
+
+
+def takes(options: type) -> Callable[[_F], _F]:
+    """The same of a function whose **arrays are those of a TypedDict, which help() and editors
+    show one by one."""
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None,
+                                    annotation="Any") for name in options.__annotations__]
+        return _says(function, signature.replace(parameters=shown))
+    return decorate
+
+
+def _says(function: _F, signature: inspect.Signature) -> _F:
+    known = tuple(signature.parameters)
     taken = frozenset(known)
 
     @functools.wraps(function)
@@ -39,4 +55,5 @@ def says_options(function: _F) -> _F:
         if not taken >= options.keys():
             raise unexpected("option", next(name for name in options if name not in taken), known)
         return function(*arrays, **options)
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

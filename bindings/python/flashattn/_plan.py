@@ -3,20 +3,30 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
 from . import _arrays, _events, _gpu, _parallel
-from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
-from ._constants import (Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo, Reason)
+from ._arrays import FLOAT32, MASK, NAMES, View, check_writable, view
+from ._constants import (ARRAYS, Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo,
+                         Reason)
 from ._describe import describe, described, takes_description
 from ._errors import fail, invalid, misfit, wrong_type
-from ._inputs import FACTS, NUMBERS, Inputs, Tensor, axes, first_given, set_sizes
+from ._inputs import ARGS, FACTS, Inputs, Tensor, axes, first_given, set_sizes
 from ._library import ffi, lib, text
+from ._members import NUMBERS, written
 
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
-_LSE, _DBIAS, _DSINK = int(Feature.LSE), int(Feature.DBIAS), int(Feature.DSINK)
+_LSE = int(Feature.LSE)
+# Results beside o, dq, dk and dv: those that a feature asks for, by the role of the array, and
+# those that a caller may give.
+_RESULTS: Dict[str, List[Tuple[str, int]]] = {
+    role: [(name, int(bit)) for name, array in ARRAYS[ARGS].items() if array.role == role
+           for bit in Feature if f"with {bit.name} " in array.condition + " "]
+    for role in ("output", "gradient")}
+OUTPUTS = tuple([name for name, array in ARRAYS[ARGS].items()
+                 if array.role == "output" and array.condition.startswith("optional")])
 _DESC, _ARGS = ffi.typeof("flashattn_desc *"), ffi.typeof("flashattn_args *")
 _PROPERTIES = ffi.typeof("flashattn_plan_properties *")
 _INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
@@ -129,15 +139,15 @@ class Plan:
         values: Any = [getattr(properties, name) for name in PlanInfo._fields]
         return PlanInfo._make(v if isinstance(v, int) else text(v) for v in values)
 
-    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, amax_o: Any = None,
-                **arrays: Any) -> Any:
+    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, **arrays: Any) -> Any:
         """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().
 
         Returns o, or (o, lse) for a plan with return_lse.
         """
+        given = outputs(arrays)
         inputs = Inputs(q, k, v, o=o, **self._numbers(arrays))
         self._fits(inputs)
-        return self.run_forward(inputs, o, amax_o=amax_o)
+        return self.run_forward(inputs, o, given=given)
 
     def backward(self, dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
                  dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
@@ -162,20 +172,22 @@ class Plan:
                               Reason.VALUE, name)
 
     def run_forward(self, inputs: Inputs, o: Any, seen: Optional[View] = None,
-                    amax_o: Any = None) -> Any:
-        """forward() for inputs that are known to fit."""
+                    given: Optional[Dict[str, Any]] = None) -> Any:
+        """forward() for inputs that are known to fit. given: those of OUTPUTS that are."""
         inputs.check_seed(self.descriptor.dropout)
         args = new_args(inputs.sizes)
         inputs.fill(args)
         o, args.o = _output(o, "o", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs, seen)
-        lse = None
-        if self.descriptor.features & _LSE:
-            lse, args.lse = _result(inputs.lse_shape(), inputs.ragged, inputs, "lse")
-        if amax_o is not None:
-            amax = view(amax_o, "amax_o", inputs.place, FLOAT32)
-            args.amax_o = _amax(amax, (inputs.sizes["batch"], inputs.q.heads))
+        made = self._results(inputs, args, "output")
+        if given:
+            for name, array in given.items():
+                inputs.put(args, name, written(array, name, ARRAYS[ARGS][name].type, inputs.place))
         self._run(lib.flashattn_forward, _FORWARD, args, inputs)
-        return o if lse is None else (o, lse)
+        return (o, *made) if made else o
+
+    def _results(self, inputs: Inputs, args: Any, role: str) -> List[Any]:
+        features = self.descriptor.features
+        return [inputs.result(args, name) for name, bit in _RESULTS[role] if features & bit]
 
     def run_backward(self, inputs: Inputs, dout: Any, o: Any, lse: Any, dlse: Any, dq: Any,
                      dk: Any, dv: Any) -> Tuple[Any, ...]:
@@ -185,27 +197,20 @@ class Plan:
         inputs.fill(args)
         q, k, v, place = inputs.q, inputs.k, inputs.v, inputs.place
         dtype_o, dtype_grad = self.descriptor.dtype_o, self.descriptor.dtype_grad
-        lse_shape = inputs.lse_shape()
         # The views live to the end of this function, and so does what they point to.
         seen = {name: view(array, name, place) for name, array in (("o", o), ("dout", dout))}
         for name, array in seen.items():
             setattr(args, name, _like_output(array, name, q, v.dim, dtype_o, inputs).c())
         for name, array in (("lse", lse), ("dlse", dlse)):
             if array is not None:
-                seen[name] = packed(array, name, FLOAT32, lse_shape, place)
-                setattr(args, name, ffi.cast(_FLOAT, seen[name].pointer))
+                inputs.put(args, name, view(array, name, place, FLOAT32))
         results = []
         for name, array, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
             code = dtype_grad or like.view.dtype  # without BACKWARD the library refuses
             array, tensor = _output(array, name, like, like.dim, code, inputs)
             setattr(args, name, tensor)
             results.append(array)
-        if self.descriptor.features & _DBIAS:
-            dbias, args.dbias = _dbias(inputs)
-            results.append(dbias)
-        if self.descriptor.features & _DSINK:
-            dsink, args.dsink = _result((q.heads,), True, inputs, "dsink")
-            results.append(dsink)
+        results += self._results(inputs, args, "gradient")
         self._run(lib.flashattn_backward, _BACKWARD, args, inputs)
         return tuple(results)
 
@@ -235,6 +240,16 @@ class Plan:
             raise pool.error
         if status:
             fail(status)
+
+
+def outputs(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Takes the results that are given out of options."""
+    given = {}
+    for name in OUTPUTS:
+        array = options.pop(name, None)
+        if array is not None:
+            given[name] = array
+    return given
 
 
 def _shown(field: str, value: Any) -> Any:
@@ -289,35 +304,6 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
     _gpu.check_order(array, name, inputs.place)
     check_writable(seen, name)
     return array, _like_output(seen, name, model, dim, code, inputs).c()
-
-
-def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tuple[Any, Any]:
-    """A float32 array for a result, and its address."""
-    array = _arrays.new(shape, F32, zero, inputs.place, name, inputs.tensors)
-    if inputs.place is None:
-        return array, _arrays.pointer(array, _FLOAT)
-    return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
-
-
-def _amax(amax: View, sizes: Tuple[int, int]) -> Tuple[Any, int, int, int]:
-    """flashattn_tensor of a result for each sequence and head; the largest over an index of 1."""
-    check_writable(amax, "amax_o")
-    missing = len(sizes) - len(amax.shape)
-    shape, strides = (1,) * missing + amax.shape, (0,) * missing + amax.strides
-    if len(shape) != len(sizes) or any(n not in (1, size) for n, size in zip(shape, sizes)):
-        raise invalid(f"amax_o has shape {amax.shape}; expected (batch, heads_q) = {sizes}, or 1 "
-                      "in place of an index for the largest over it", Reason.SIZE, "amax_o")
-    batch, head = [0 if n == 1 else stride for n, stride in zip(shape, strides)]
-    if min(batch, head) < 0:
-        raise invalid(f"amax_o has a negative stride; {amax.remedy}", Reason.STRIDE, "amax_o")
-    return amax.pointer, batch, head, 0
-
-
-def _dbias(inputs: Inputs) -> Tuple[Any, Any]:
-    """The array, and its flashattn_tensor."""
-    shape = inputs.seen["bias"].shape
-    dbias, address = _result(shape, True, inputs, "dbias")
-    return dbias, (address, *dbias_strides(shape))
 
 
 def dbias_strides(shape: Tuple[int, ...]) -> Tuple[int, int, int]:

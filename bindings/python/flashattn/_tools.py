@@ -7,14 +7,16 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays, _gpu, _parallel
+from . import _arrays, _gpu
 from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
                       packed, view)
+from ._calls import Call, run
 from ._constants import Device, DeviceInfo, LogLevel, Reason
 from ._describe import described, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, check_seed, rng_words
 from ._library import ffi, lib, text
+from ._members import extents
 from ._names import says_options
 from ._options import integer, uniform
 from ._plan import Plan, c_descriptor, cached_plan, new_args
@@ -43,7 +45,6 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
         raise invalid(f"{len(part_o)} part_o and {len(part_lse)} part_lse; expected as many, and "
                       "at least one", Reason.SIZE, "part_lse")
     place = _gpu.place_of(part_o[0], stream, None, o, "part_o")
-    tensors = None if place is not None else _gpu.on_host(part_o[0])
     views = [view(part, "part_o", place) for part in part_o]
     varlen = len(views[0].shape) == 3
     order = layout or "bshd"
@@ -53,46 +54,32 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
         if part.view.shape != first.view.shape or part.view.dtype != first.view.dtype:
             raise invalid(f"part_o are {_said(first.view)} and {_said(part.view)}; give parts of "
                           "one shape and dtype", Reason.SIZE, "part_o")
-    lse_shape = ((first.heads, first.rows) if varlen else (first.batch, first.heads, first.rows))
+    call = Call("flashattn_merge_args", place, part_o[0], {})
+    call.varlen_q = varlen
+    call.sizes.update(batch=1 if varlen else first.batch, seqlen_q=first.rows,
+                      total_q=first.rows if varlen else 0, heads_q=first.heads)
+    call.put_all()
+    lse_shape = extents(call.table["part_lse"], call.sizes, varlen)
     part_lses = [packed(lse, "part_lse", FLOAT32, lse_shape, place) for lse in part_lse]
     made = o is None
     if made:
         code = first.view.dtype if dtype_o is None else dtype_code(dtype_o, "dtype_o")
-        o = _arrays.new(first.view.shape, code, False, place, "o", tensors)
+        o = call.make(first.view.shape, code, "o")
     else:
         _gpu.check_order(o, "o", place)
     seen = view(o, "o", place, made=made)
     check_writable(seen, "o")
     _arrays.check_shape(seen.shape, first.view.shape, "o")
     target = Tensor(seen, order, len(first.view.shape), "o")
-    lse = _arrays.new(lse_shape, F32, False, place, "o", tensors)
     plan = _plan_of(place, target.view.dtype, heads_q=first.heads, dim_qk=first.dim,
                     varlen_q=varlen)
-    args = ffi.new("flashattn_merge_args *")
-    args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
-    args.batch, args.seqlen_q = 1 if varlen else first.batch, first.rows
-    args.total_q = first.rows if varlen else 0
-    arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
+    lse, args = call.result("lse"), call.args
+    tensors = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
-    args.part_o, args.part_lse, args.dtype_part = arrays, pointers, first.view.dtype
-    args.o = target.c()
-    args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place, made=True),
-                               _FLOAT)
-    _run(lambda stream: lib.flashattn_merge(plan._plan, args, stream), args, place, parallel)
+    args.part_o, args.part_lse, args.dtype_part = tensors, pointers, first.view.dtype
+    args.parts, args.o = len(parts), target.c()
+    call.run(lib.flashattn_merge, plan, parallel)
     return o, lse
-
-
-def _run(function: Callable[[Any], int], args: Any, place: _arrays.Place, parallel: Any) -> None:
-    """A call of the library with args, on a stream; raises what it or the caller's pool says."""
-    pool = None if parallel is None else _parallel.pool_of(parallel)
-    if pool is not None:
-        _parallel.put(args, pool)
-    with _gpu.launch(place):
-        status = function(_gpu.native_stream(place))
-    if pool is not None and pool.error is not None:
-        raise pool.error
-    if status:
-        fail(status)
 
 
 def _said(array: View) -> str:
@@ -142,8 +129,8 @@ def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dro
     if not made:
         _gpu.check_order(keep, "keep", place)
         check_writable(seen, "keep")
-    _run(lambda stream: lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
-                                                   stream), args, place, parallel)
+    run(lambda stream: lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
+                                                  stream), args, place, parallel)
     return keep
 
 

@@ -25,6 +25,7 @@ class CudaLauncher final : public Launcher {
   void describe_maxima(uint32_t op, const Shape& maxima,
                        flashattn_plan_properties* properties) const override;
   int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t clear_amax(const ForwardArgs& args, const Executor& on) const override;
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
   int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;

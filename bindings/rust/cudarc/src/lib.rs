@@ -22,8 +22,8 @@
 //! ```
 //!
 //! A call is a closure that makes the arguments of the crate [`flashattn`] from slices of the device:
-//! whatever its [`Inputs`], [`Output`], [`Upstream`], [`Gradients`], [`AppendInputs`] and
-//! [`AppendOutput`] take is taken here.
+//! whatever its [`Inputs`], [`Output`], [`Upstream`], [`Gradients`], [`AppendInputs`],
+//! [`AppendOutput`], [`QuantizeInputs`] and [`QuantizeOutput`] take is taken here.
 //!
 //! cudarc's events order the call behind what wrote its inputs and before what reads its outputs, on
 //! whatever streams; where a program has switched them off, the order is the program's.
@@ -36,7 +36,8 @@ use cudarc::driver::{
 };
 use flashattn::{
     AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients,
-    Inputs, Op, Output, Part, Plan, Queue, Sizes, Strides, Upstream, View, ViewMut, F8E4M3,
+    Inputs, Op, Output, Part, Plan, QuantizeInputs, QuantizeOutput, Queue, Sizes, Strides,
+    Upstream, View, ViewMut, F8E4M3,
 };
 
 /// What can go wrong.
@@ -171,6 +172,26 @@ impl Attention {
         let (inputs, output) = call(&mut slices)?;
         // SAFETY: as in forward; the call needs no scratch memory.
         unsafe { self.plan.append_kv_on(&inputs, output, stream.cu_stream().cast()) }?;
+        Ok(())
+    }
+
+    /// Enqueues arrays of 8 bits made of wider ones; see [`Plan::quantize`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`Attention::forward`].
+    pub fn quantize<'env, T: Element, Q: Element, K: Element>(
+        &self,
+        stream: &'env Arc<CudaStream>,
+        call: impl for<'call> FnOnce(
+            &mut Slices<'call, 'env>,
+        )
+            -> Result<(QuantizeInputs<'call, T>, QuantizeOutput<'call, Q, K>)>,
+    ) -> Result<()> {
+        let mut slices = Slices::new(&self.context, stream)?;
+        let (inputs, output) = call(&mut slices)?;
+        // SAFETY: as in append_kv.
+        unsafe { self.plan.quantize_on(&inputs, output, stream.cu_stream().cast()) }?;
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use flashattn::half::f16;
 use flashattn::{
     AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Dtype, Element, Gradients, Inputs,
-    Output, Part, Upstream, F8E4M3,
+    Output, Part, QuantizeInputs, QuantizeOutput, Upstream, View, ViewMut, F8E4M3,
 };
 use flashattn_cudarc::{Attention, Error};
 
@@ -271,6 +271,34 @@ fn a_cache_of_8_bits() -> Result<(), Error> {
     for at in [[0, 0, 0], [1, 3, 17]] {
         assert_row(&got, at, &plain([&host[0], &k, &v], at, 0..40, &[0.0; 40]));
     }
+    Ok(())
+}
+
+/// The CPU writes the same bits.
+#[test]
+fn quantized() -> Result<(), Error> {
+    let Some(stream) = gpu() else { return Ok(()) };
+    let desc = || DescBuilder::new(Dtype::F16, 4, 64).dtype_kv(Dtype::F8E4M3).descale_block(16);
+    let Some(attention) = plan(&stream, desc())? else { return Ok(()) };
+    let host = numbers(2);
+    let k = stream.clone_htod(&host)?;
+    let mut out = stream.alloc_zeros::<u8>(SIZE)?;
+    let mut descale = stream.alloc_zeros::<f32>(2 * 4 * 3)?;
+    attention.quantize(&stream, |on| {
+        let output = QuantizeOutput::<f16, F8E4M3>::new()
+            .k(on.view_e4m3_mut(&mut out, DIMS)?)
+            .descale_k(on.array_mut(&mut descale));
+        Ok((QuantizeInputs::new().k(on.view(&k, DIMS)?), output))
+    })?;
+    let (mut wanted, mut factors) = (vec![F8E4M3(0); SIZE], [0f32; 2 * 4 * 3]);
+    desc().build()?.quantize(
+        &QuantizeInputs::new().k(View::new(&host, DIMS)?),
+        QuantizeOutput::<f16, F8E4M3>::new()
+            .k(ViewMut::new(&mut wanted, DIMS)?)
+            .descale_k(&mut factors),
+    )?;
+    assert_eq!(stream.clone_dtoh(&descale)?, factors);
+    assert!(stream.clone_dtoh(&out)?.iter().zip(&wanted).all(|(x, y)| *x == y.0));
     Ok(())
 }
 

@@ -931,8 +931,9 @@ pub struct flashattn_args {
     /// dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). LATENT_KV: of dtype, and dim_qk - dim_v
     /// elements in the place of dim_qk.
     pub k: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. LATENT_KV: also the first
-    /// elements of the keys.
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+    /// dim_v). PAGED_KV: (pages, page_size, heads_kv, dim_v). LATENT_KV: also the first elements of the
+    /// keys.
     pub v: flashattn_tensor,
     /// (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \[cu\[b\], cu\[b + 1\]).
     pub cu_seqlens_q: *const i32,
@@ -1016,8 +1017,9 @@ pub struct flashattn_args {
     /// nearest even; what is larger than 448 becomes 448. NULL: 1.
     pub scale_o: flashattn_tensor,
     /// (batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before
-    /// scale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.
-    /// On a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV.
+    /// scale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:
+    /// the largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with
+    /// LATENT_KV.
     pub amax_o: flashattn_tensor,
     /// (batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of
     /// v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
@@ -1069,15 +1071,16 @@ pub struct flashattn_merge_args {
     pub seqlen_q: i32,
     /// `total_q`
     pub total_q: i64,
-    /// Host array (parts) of tensors shaped like o. Required.
+    /// (batch, seqlen_q, heads_q, dim_v); dtype_part; required. Host array (parts) of such tensors.
     pub part_o: *const flashattn_tensor,
-    /// Host array (parts) of pointers to device memory, each laid out like lse. Required.
+    /// (batch, heads_q, seqlen_q); f32; required. Host array (parts) of pointers to such arrays in
+    /// device memory.
     pub part_lse: *const *const f32,
     /// Of the partial o: dtype_o of the plan or F32. 0: dtype_o.
     pub dtype_part: i32,
     /// `reserved`
     pub reserved: i32,
-    /// (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written.
+    /// (batch, seqlen_q, heads_q, dim_v); the plan's dtype_o; required. Written.
     pub o: flashattn_tensor,
     /// (batch, heads_q, seqlen_q); f32; optional. Written.
     pub lse: *mut f32,
@@ -1225,15 +1228,15 @@ pub struct flashattn_append_kv_args {
     /// Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
     /// least 1; usually 10000. 0 with tables.
     pub rotary_base: f32,
-    /// As in flashattn_args. New tokens past lens_q are neither read nor written.
+    /// As in flashattn_args.
     pub cu_seqlens_q: *const i32,
     /// `cu_seqlens_kv`
     pub cu_seqlens_kv: *const i32,
-    /// `lens_q`
+    /// As in flashattn_args. New tokens past these are neither read nor written.
     pub lens_q: *const i32,
     /// (batch); i32; required. Tokens in the cache before the call, left padding included.
     pub lens_kv: *const i32,
-    /// `starts_kv`
+    /// As in flashattn_args.
     pub starts_kv: *const i32,
     /// (batch); i32; optional. The position of each sequence's first new token, for the rotation.
     /// NULL: lens_kv, less starts_kv.
@@ -1241,7 +1244,7 @@ pub struct flashattn_append_kv_args {
     /// (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
     /// May be lens_kv itself, which is then incremented.
     pub lens_out: *mut i32,
-    /// As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used.
+    /// As in flashattn_args. Only entries of pages that are written are used.
     pub page_table: flashattn_tensor,
     /// `pages`
     pub pages: i64,
@@ -1259,7 +1262,7 @@ pub struct flashattn_append_kv_args {
     /// lens_kv\[b\] and later. VARLEN_KV: (total_kv, heads_kv, dim_qk). PAGED_KV: (pages, page_size,
     /// heads_kv, dim_qk).
     pub k_cache: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise.
+    /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written likewise.
     pub v_cache: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3
     /// or I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,
@@ -1809,10 +1812,10 @@ extern "C" {
     ) -> i32;
 }
 
-/// The arrays of [`flashattn_args`] as tables, for layers above.
+/// The arrays of the structures of arguments as tables, for layers above.
 #[rustfmt::skip]
 pub mod table {
-    use super::{flashattn_args, flashattn_desc, flashattn_tensor};
+    use super::*;
     use core::ffi::c_void;
 
     /// The sizes that shapes are made of.
@@ -1827,59 +1830,55 @@ pub mod table {
         pub seqlen_kv: usize,
         pub heads_kv: usize,
         pub total_kv: usize,
-        pub dim_v: usize,
+        pub pages: usize,
         pub page_size: usize,
+        pub dim_v: usize,
         pub block_q: usize,
         pub block_kv: usize,
         pub tree: usize,
         pub descale_block: usize,
         pub descale_dim: usize,
-    }
-
-    impl Sizes {
-        /// Of a plan's resolved descriptor and a call. What is negative counts as 0.
-        pub fn new(desc: &flashattn_desc, args: &flashattn_args) -> Self {
-            let size = |n: i64| if n < 0 { 0 } else { n as usize };
-            Self {
-                batch: size(args.batch as i64),
-                seqlen_q: size(args.seqlen_q as i64),
-                heads_q: size(desc.heads_q as i64),
-                dim_qk: size(desc.dim_qk as i64),
-                total_q: size(args.total_q),
-                seqlen_kv: size(args.seqlen_kv as i64),
-                heads_kv: size(desc.heads_kv as i64),
-                total_kv: size(args.total_kv),
-                dim_v: size(desc.dim_v as i64),
-                page_size: size(desc.page_size as i64),
-                block_q: size(desc.block_q as i64),
-                block_kv: size(desc.block_kv as i64),
-                tree: size(desc.tree as i64),
-                descale_block: size(desc.descale_block as i64),
-                descale_dim: size(desc.descale_dim as i64),
-            }
-        }
+        pub rotary_positions: usize,
+        pub rotary_dim: usize,
     }
 
     /// One size of a shape.
     pub type Dim = fn(&Sizes) -> usize;
 
+    /// A structure of arguments.
+    pub trait Arguments: Sized + 'static {
+        /// Its arrays that are not (batch, seq, head, dim), in the order of the header.
+        const ARRAYS: &'static [Array<Self>];
+
+        /// The sizes of a plan's resolved descriptor and a call. What is negative counts as 0, as
+        /// do those that the structure has no use for.
+        fn sizes(&self, desc: &flashattn_desc) -> Sizes;
+    }
+
+    /// The most arrays that a structure has.
+    pub const MOST: usize = 22;
+
     /// An array of a call that is not (batch, seq, head, dim).
-    #[derive(Clone, Copy, Debug)]
-    pub struct Array {
+    #[derive(Debug)]
+    pub struct Array<A: 'static> {
         /// The field's name.
         pub name: &'static str,
         /// Its element type, where the descriptor says it.
         pub dtype: Option<fn(&flashattn_desc) -> i32>,
         /// Its shape, the last index fastest.
         pub dims: &'static [Dim],
-        /// Its shape with VARLEN_Q; empty: the same.
-        pub varlen: &'static [Dim],
         /// Which of stride_batch, stride_head, stride_seq steps over each index but the last.
         pub strides: &'static [usize],
+        /// Its shape and strides in other layouts, by their bit of [`flashattn_layout`].
+        pub layouts: &'static [(u32, &'static [Dim], &'static [usize])],
         /// Whether the field is a tensor. If not, the array is packed.
         pub tensor: bool,
         /// Writes the field; strides in the order of [`flashattn_tensor`].
-        pub set: fn(&mut flashattn_args, *mut c_void, [i64; 3]),
+        pub set: fn(&mut A, *mut c_void, [i64; 3]),
+    }
+
+    fn size(n: i64) -> usize {
+        if n < 0 { 0 } else { n as usize }
     }
 
     fn ceil(size: usize, by: usize) -> usize {
@@ -1892,216 +1891,535 @@ pub mod table {
         flashattn_tensor { data, stride_batch, stride_head, stride_seq }
     }
 
-    /// The arrays, in the order of the header.
-    pub const ARRAYS: &[Array] = &[
-        Array {
-            name: "cu_seqlens_q",
-            dtype: None,
-            dims: &[|s| s.batch.saturating_add(1)],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.cu_seqlens_q = p.cast(),
-        },
-        Array {
-            name: "cu_seqlens_kv",
-            dtype: None,
-            dims: &[|s| s.batch.saturating_add(1)],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.cu_seqlens_kv = p.cast(),
-        },
-        Array {
-            name: "lens_q",
-            dtype: None,
-            dims: &[|s| s.batch],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.lens_q = p.cast(),
-        },
-        Array {
-            name: "lens_kv",
-            dtype: None,
-            dims: &[|s| s.batch],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.lens_kv = p.cast(),
-        },
-        Array {
-            name: "starts_kv",
-            dtype: None,
-            dims: &[|s| s.batch],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.starts_kv = p.cast(),
-        },
-        Array {
-            name: "page_table",
-            dtype: None,
-            dims: &[|s| s.batch, |s| ceil(s.seqlen_kv, s.page_size)],
-            varlen: &[],
-            strides: &[0],
-            tensor: true,
-            set: |a, p, s| a.page_table = tensor(p, s),
-        },
-        Array {
-            name: "bias",
-            dtype: Some(|d| d.dtype_bias),
-            dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q, |s| s.seqlen_kv],
-            varlen: &[],
-            strides: &[0, 1, 2],
-            tensor: true,
-            set: |a, p, s| a.bias = tensor(p, s),
-        },
-        Array {
-            name: "alibi_slopes",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q],
-            varlen: &[],
-            strides: &[0],
-            tensor: true,
-            set: |a, p, s| a.alibi_slopes = tensor(p, s),
-        },
-        Array {
-            name: "sink",
-            dtype: None,
-            dims: &[|s| s.heads_q],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.sink = p.cast(),
-        },
-        Array {
-            name: "block_mask",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_q, s.block_q), |s| ceil(s.seqlen_kv, s.block_kv)],
-            varlen: &[],
-            strides: &[0, 1, 2],
-            tensor: true,
-            set: |a, p, s| a.block_mask = tensor(p, s),
-        },
-        Array {
-            name: "tree_bits",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.seqlen_q, |s| ceil(s.tree, 32)],
-            varlen: &[],
-            strides: &[0, 2],
-            tensor: true,
-            set: |a, p, s| a.tree_bits = tensor(p, s),
-        },
-        Array {
-            name: "descale_q",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_q, s.descale_block)],
-            varlen: &[],
-            strides: &[0, 1],
-            tensor: true,
-            set: |a, p, s| a.descale_q = tensor(p, s),
-        },
-        Array {
-            name: "descale_k",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
-            varlen: &[],
-            strides: &[0, 1],
-            tensor: true,
-            set: |a, p, s| a.descale_k = tensor(p, s),
-        },
-        Array {
-            name: "descale_v",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
-            varlen: &[],
-            strides: &[0, 1],
-            tensor: true,
-            set: |a, p, s| a.descale_v = tensor(p, s),
-        },
-        Array {
-            name: "rng_device",
-            dtype: None,
-            dims: &[|_| 2],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.rng_device = p.cast(),
-        },
-        Array {
-            name: "lse",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
-            varlen: &[|s| s.heads_q, |s| s.total_q],
-            strides: &[0, 1],
-            tensor: false,
-            set: |a, p, _| a.lse = p.cast(),
-        },
-        Array {
-            name: "dlse",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
-            varlen: &[|s| s.heads_q, |s| s.total_q],
-            strides: &[0, 1],
-            tensor: false,
-            set: |a, p, _| a.dlse = p.cast(),
-        },
-        Array {
-            name: "dbias",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q, |s| s.seqlen_kv],
-            varlen: &[],
-            strides: &[0, 1, 2],
-            tensor: true,
-            set: |a, p, s| a.dbias = tensor(p, s),
-        },
-        Array {
-            name: "dsink",
-            dtype: None,
-            dims: &[|s| s.heads_q],
-            varlen: &[],
-            strides: &[],
-            tensor: false,
-            set: |a, p, _| a.dsink = p.cast(),
-        },
-        Array {
-            name: "scale_o",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q],
-            varlen: &[],
-            strides: &[0],
-            tensor: true,
-            set: |a, p, s| a.scale_o = tensor(p, s),
-        },
-        Array {
-            name: "amax_o",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.heads_q],
-            varlen: &[],
-            strides: &[0],
-            tensor: true,
-            set: |a, p, s| a.amax_o = tensor(p, s),
-        },
-        Array {
-            name: "descale_latent",
-            dtype: None,
-            dims: &[|s| s.batch, |s| s.seqlen_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)],
-            varlen: &[|s| s.total_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)],
-            strides: &[0, 2, 1],
-            tensor: true,
-            set: |a, p, s| a.descale_latent = tensor(p, s),
-        },
-    ];
+    impl Arguments for flashattn_args {
+        fn sizes(&self, desc: &flashattn_desc) -> Sizes {
+            Sizes {
+                batch: size(self.batch as i64),
+                seqlen_q: size(self.seqlen_q as i64),
+                heads_q: size(desc.heads_q as i64),
+                dim_qk: size(desc.dim_qk as i64),
+                total_q: size(self.total_q),
+                seqlen_kv: size(self.seqlen_kv as i64),
+                heads_kv: size(desc.heads_kv as i64),
+                total_kv: size(self.total_kv),
+                pages: size(self.pages),
+                page_size: size(desc.page_size as i64),
+                dim_v: size(desc.dim_v as i64),
+                block_q: size(desc.block_q as i64),
+                block_kv: size(desc.block_kv as i64),
+                tree: size(desc.tree as i64),
+                descale_block: size(desc.descale_block as i64),
+                descale_dim: size(desc.descale_dim as i64),
+                ..Sizes::default()
+            }
+        }
+
+        const ARRAYS: &'static [Array<Self>] = &[
+            Array {
+                name: "cu_seqlens_q",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_q = p.cast(),
+            },
+            Array {
+                name: "cu_seqlens_kv",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_kv = p.cast(),
+            },
+            Array {
+                name: "lens_q",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_q = p.cast(),
+            },
+            Array {
+                name: "lens_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_kv = p.cast(),
+            },
+            Array {
+                name: "starts_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.starts_kv = p.cast(),
+            },
+            Array {
+                name: "page_table",
+                dtype: None,
+                dims: &[|s| s.batch, |s| ceil(s.seqlen_kv, s.page_size)],
+                strides: &[0],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.page_table = tensor(p, s),
+            },
+            Array {
+                name: "bias",
+                dtype: Some(|d| d.dtype_bias),
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q, |s| s.seqlen_kv],
+                strides: &[0, 1, 2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.bias = tensor(p, s),
+            },
+            Array {
+                name: "alibi_slopes",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q],
+                strides: &[0],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.alibi_slopes = tensor(p, s),
+            },
+            Array {
+                name: "sink",
+                dtype: None,
+                dims: &[|s| s.heads_q],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.sink = p.cast(),
+            },
+            Array {
+                name: "block_mask",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_q, s.block_q), |s| ceil(s.seqlen_kv, s.block_kv)],
+                strides: &[0, 1, 2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.block_mask = tensor(p, s),
+            },
+            Array {
+                name: "tree_bits",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.seqlen_q, |s| ceil(s.tree, 32)],
+                strides: &[0, 2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.tree_bits = tensor(p, s),
+            },
+            Array {
+                name: "descale_q",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_q, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_q = tensor(p, s),
+            },
+            Array {
+                name: "descale_k",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_k = tensor(p, s),
+            },
+            Array {
+                name: "descale_v",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_v = tensor(p, s),
+            },
+            Array {
+                name: "rng_device",
+                dtype: None,
+                dims: &[|_| 2],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.rng_device = p.cast(),
+            },
+            Array {
+                name: "lse",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
+                strides: &[0, 1],
+                layouts: &[
+                    (flashattn_layout::VARLEN_Q.0, &[|s| s.heads_q, |s| s.total_q], &[1]),
+                ],
+                tensor: false,
+                set: |a, p, _| a.lse = p.cast(),
+            },
+            Array {
+                name: "dlse",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
+                strides: &[0, 1],
+                layouts: &[
+                    (flashattn_layout::VARLEN_Q.0, &[|s| s.heads_q, |s| s.total_q], &[1]),
+                ],
+                tensor: false,
+                set: |a, p, _| a.dlse = p.cast(),
+            },
+            Array {
+                name: "dbias",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q, |s| s.seqlen_kv],
+                strides: &[0, 1, 2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.dbias = tensor(p, s),
+            },
+            Array {
+                name: "dsink",
+                dtype: None,
+                dims: &[|s| s.heads_q],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.dsink = p.cast(),
+            },
+            Array {
+                name: "scale_o",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q],
+                strides: &[0],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.scale_o = tensor(p, s),
+            },
+            Array {
+                name: "amax_o",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q],
+                strides: &[0],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.amax_o = tensor(p, s),
+            },
+            Array {
+                name: "descale_latent",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.seqlen_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)],
+                strides: &[0, 2, 1],
+                layouts: &[
+                    (flashattn_layout::VARLEN_KV.0, &[|s| s.total_kv, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)], &[2, 1]),
+                    (flashattn_layout::PAGED_KV.0, &[|s| s.pages, |s| s.page_size, |s| s.heads_kv, |s| ceil(s.dim_v, s.descale_dim)], &[0, 2, 1]),
+                ],
+                tensor: true,
+                set: |a, p, s| a.descale_latent = tensor(p, s),
+            },
+        ];
+    }
+
+    impl Arguments for flashattn_merge_args {
+        fn sizes(&self, desc: &flashattn_desc) -> Sizes {
+            Sizes {
+                batch: size(self.batch as i64),
+                seqlen_q: size(self.seqlen_q as i64),
+                heads_q: size(desc.heads_q as i64),
+                dim_qk: size(desc.dim_qk as i64),
+                total_q: size(self.total_q),
+                heads_kv: size(desc.heads_kv as i64),
+                page_size: size(desc.page_size as i64),
+                dim_v: size(desc.dim_v as i64),
+                block_q: size(desc.block_q as i64),
+                block_kv: size(desc.block_kv as i64),
+                tree: size(desc.tree as i64),
+                descale_block: size(desc.descale_block as i64),
+                descale_dim: size(desc.descale_dim as i64),
+                ..Sizes::default()
+            }
+        }
+
+        const ARRAYS: &'static [Array<Self>] = &[
+            Array {
+                name: "lse",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
+                strides: &[0, 1],
+                layouts: &[
+                    (flashattn_layout::VARLEN_Q.0, &[|s| s.heads_q, |s| s.total_q], &[1]),
+                ],
+                tensor: false,
+                set: |a, p, _| a.lse = p.cast(),
+            },
+        ];
+    }
+
+    impl Arguments for flashattn_quantize_args {
+        fn sizes(&self, desc: &flashattn_desc) -> Sizes {
+            Sizes {
+                batch: size(self.batch as i64),
+                seqlen_q: size(self.seqlen_q as i64),
+                heads_q: size(desc.heads_q as i64),
+                dim_qk: size(desc.dim_qk as i64),
+                total_q: size(self.total_q),
+                seqlen_kv: size(self.seqlen_kv as i64),
+                heads_kv: size(desc.heads_kv as i64),
+                total_kv: size(self.total_kv),
+                page_size: size(desc.page_size as i64),
+                dim_v: size(desc.dim_v as i64),
+                block_q: size(desc.block_q as i64),
+                block_kv: size(desc.block_kv as i64),
+                tree: size(desc.tree as i64),
+                descale_block: size(desc.descale_block as i64),
+                descale_dim: size(desc.descale_dim as i64),
+                ..Sizes::default()
+            }
+        }
+
+        const ARRAYS: &'static [Array<Self>] = &[
+            Array {
+                name: "cu_seqlens_q",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_q = p.cast(),
+            },
+            Array {
+                name: "cu_seqlens_kv",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_kv = p.cast(),
+            },
+            Array {
+                name: "lens_q",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_q = p.cast(),
+            },
+            Array {
+                name: "lens_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_kv = p.cast(),
+            },
+            Array {
+                name: "starts_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.starts_kv = p.cast(),
+            },
+            Array {
+                name: "descale_q",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_q, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_q = tensor(p, s),
+            },
+            Array {
+                name: "descale_k",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_k = tensor(p, s),
+            },
+            Array {
+                name: "descale_v",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_v = tensor(p, s),
+            },
+            Array {
+                name: "k_mean",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| s.dim_qk],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.k_mean = tensor(p, s),
+            },
+            Array {
+                name: "lse_shift",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| s.seqlen_q],
+                strides: &[0, 1],
+                layouts: &[
+                    (flashattn_layout::VARLEN_Q.0, &[|s| s.heads_q, |s| s.total_q], &[1]),
+                ],
+                tensor: false,
+                set: |a, p, _| a.lse_shift = p.cast(),
+            },
+        ];
+    }
+
+    impl Arguments for flashattn_append_kv_args {
+        fn sizes(&self, desc: &flashattn_desc) -> Sizes {
+            Sizes {
+                batch: size(self.batch as i64),
+                seqlen_q: size(self.seqlen_q as i64),
+                heads_q: size(desc.heads_q as i64),
+                dim_qk: size(desc.dim_qk as i64),
+                total_q: size(self.total_q),
+                seqlen_kv: size(self.seqlen_kv as i64),
+                heads_kv: size(desc.heads_kv as i64),
+                total_kv: size(self.total_kv),
+                pages: size(self.pages),
+                page_size: size(desc.page_size as i64),
+                dim_v: size(desc.dim_v as i64),
+                block_q: size(desc.block_q as i64),
+                block_kv: size(desc.block_kv as i64),
+                tree: size(desc.tree as i64),
+                descale_block: size(desc.descale_block as i64),
+                descale_dim: size(desc.descale_dim as i64),
+                rotary_positions: size(self.rotary_positions as i64),
+                rotary_dim: size(self.rotary_dim as i64),
+            }
+        }
+
+        const ARRAYS: &'static [Array<Self>] = &[
+            Array {
+                name: "cu_seqlens_q",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_q = p.cast(),
+            },
+            Array {
+                name: "cu_seqlens_kv",
+                dtype: None,
+                dims: &[|s| s.batch.saturating_add(1)],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.cu_seqlens_kv = p.cast(),
+            },
+            Array {
+                name: "lens_q",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_q = p.cast(),
+            },
+            Array {
+                name: "lens_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_kv = p.cast(),
+            },
+            Array {
+                name: "starts_kv",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.starts_kv = p.cast(),
+            },
+            Array {
+                name: "positions",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.positions = p.cast(),
+            },
+            Array {
+                name: "lens_out",
+                dtype: None,
+                dims: &[|s| s.batch],
+                strides: &[],
+                layouts: &[],
+                tensor: false,
+                set: |a, p, _| a.lens_out = p.cast(),
+            },
+            Array {
+                name: "page_table",
+                dtype: None,
+                dims: &[|s| s.batch, |s| ceil(s.seqlen_kv, s.page_size)],
+                strides: &[0],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.page_table = tensor(p, s),
+            },
+            Array {
+                name: "descale_k",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_k = tensor(p, s),
+            },
+            Array {
+                name: "descale_v",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_kv, |s| ceil(s.seqlen_kv, s.descale_block)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.descale_v = tensor(p, s),
+            },
+            Array {
+                name: "rotary_cos",
+                dtype: None,
+                dims: &[|s| s.rotary_positions, |s| ceil(s.rotary_dim, 2)],
+                strides: &[2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.rotary_cos = tensor(p, s),
+            },
+            Array {
+                name: "rotary_sin",
+                dtype: None,
+                dims: &[|s| s.rotary_positions, |s| ceil(s.rotary_dim, 2)],
+                strides: &[2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.rotary_sin = tensor(p, s),
+            },
+        ];
+    }
 }
 
-/// Hands the arrays of a role (input, output, upstream, gradient) to a macro, an entry each:
-/// `{ index in table::ARRAYS, name, element type, comment }`. The type is `any` where the descriptor
-/// says it.
+/// Hands the arrays of a structure and a role (input, output, upstream, gradient) to a macro, an
+/// entry each: `{ index in table::Arguments::ARRAYS, name, element type, comment }`. The type is `any`
+/// where another field says it.
 #[macro_export]
 #[rustfmt::skip]
 macro_rules! arrays {
-    (input => $then:ident) => {
+    (flashattn_args, input => $then:ident) => {
         $then! {
             { 0, cu_seqlens_q, i32, "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \\[cu\\[b\\], cu\\[b + 1\\])." }
             { 1, cu_seqlens_kv, i32, "(batch + 1); i32; required with VARLEN_KV." }
@@ -2122,21 +2440,62 @@ macro_rules! arrays {
             { 21, descale_latent, f32, "(batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of\nv, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).\nPAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim))." }
         }
     };
-    (output => $then:ident) => {
+    (flashattn_args, output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
-            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call. A stride of 0: the largest over that index.\nOn a GPU scores beyond 2^20 may raise it by some percent. Not with LATENT_KV." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3 or I8. Forward writes it: the largest |o|, before\nscale_o and rounding, for the scale of a later call; 0 where there are no queries. A stride of 0:\nthe largest over that index. On a GPU scores beyond 2^20 may raise it by some percent. Not with\nLATENT_KV." }
         }
     };
-    (upstream => $then:ident) => {
+    (flashattn_args, upstream => $then:ident) => {
         $then! {
             { 16, dlse, f32, "(batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse." }
         }
     };
-    (gradient => $then:ident) => {
+    (flashattn_args, gradient => $then:ident) => {
         $then! {
             { 17, dbias, f32, "(batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed\nover that index; summed over sequences, it is written as large as the sizes say, zeros where\nnothing adds." }
             { 18, dsink, f32, "(heads_q); f32; required with DSINK. Written." }
+        }
+    };
+    (flashattn_merge_args, output => $then:ident) => {
+        $then! {
+            { 0, lse, f32, "(batch, heads_q, seqlen_q); f32; optional. Written." }
+        }
+    };
+    (flashattn_quantize_args, input => $then:ident) => {
+        $then! {
+            { 0, cu_seqlens_q, i32, "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \\[cu\\[b\\], cu\\[b + 1\\]).\nRows past a length are neither read nor written." }
+            { 1, cu_seqlens_kv, i32, "(batch + 1); i32; required with VARLEN_KV." }
+            { 2, lens_q, i32, "(batch); i32; optional. Tokens in use of each sequence, at most its capacity." }
+            { 3, lens_kv, i32, "(batch); i32; optional." }
+            { 4, starts_kv, i32, "(batch); i32; optional. Left padding: keys before starts_kv\\[b\\] do not exist. Key positions, of\nmasks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk\nand dv before are not written. Not with PAGED_KV." }
+        }
+    };
+    (flashattn_quantize_args, output => $then:ident) => {
+        $then! {
+            { 5, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the\nlargest magnitude of the block, of the query heads that share the KV head, divided by 448; 1\nwhere that is 0. Infinities, which become 448, and NaN, which stays, do not count. I8: by 127,\nwhich infinities become; a NaN becomes 0. Elements are rounded to nearest even." }
+            { 6, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise." }
+            { 7, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with v. Written likewise." }
+            { 8, k_mean, f32, "(batch, heads_kv, dim_qk); f32; required with SMOOTH_K. Written: the mean of k." }
+            { 9, lse_shift, f32, "(batch, heads_q, seqlen_q); f32; optional with q, k and SMOOTH_K. Written, as lse lies: scale \\*\nq_i . k_mean, which is to be added to an lse of forward to make it that of k itself. Backward\ntakes the lse without it." }
+        }
+    };
+    (flashattn_append_kv_args, input => $then:ident) => {
+        $then! {
+            { 0, cu_seqlens_q, i32, "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \\[cu\\[b\\], cu\\[b + 1\\])." }
+            { 1, cu_seqlens_kv, i32, "(batch + 1); i32; required with VARLEN_KV." }
+            { 2, lens_q, i32, "(batch); i32; optional. Tokens in use of each sequence, at most its capacity.\nNew tokens past these are neither read nor written." }
+            { 3, lens_kv, i32, "(batch); i32; required. Tokens in the cache before the call, left padding included." }
+            { 4, starts_kv, i32, "(batch); i32; optional. Left padding: keys before starts_kv\\[b\\] do not exist. Key positions, of\nmasks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk\nand dv before are not written. Not with PAGED_KV." }
+            { 5, positions, i32, "(batch); i32; optional. The position of each sequence's first new token, for the rotation.\nNULL: lens_kv, less starts_kv." }
+            { 7, page_table, i32, "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers; with\nPAGES a negative one hides the keys of its page.\nOnly entries of pages that are written are used." }
+            { 8, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3\nor I8, required with update_descales. Above 0: k times 1 / descale_k is rounded to nearest even,\nand 448 beyond; I8: 127 beyond, and a NaN becomes 0. NULL: 1." }
+            { 9, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3\nor I8. Likewise." }
+        }
+    };
+    (flashattn_append_kv_args, output => $then:ident) => {
+        $then! {
+            { 6, lens_out, i32, "(batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.\nMay be lens_kv itself, which is then incremented." }
         }
     };
 }

@@ -4,7 +4,6 @@ use std::ffi::c_void;
 
 use flashattn_sys as sys;
 
-use crate::array::{self, index};
 use crate::error::{check_with, int64, invalid, Result};
 use crate::parallel::with_pool;
 use crate::{AppendInputs, AppendOutput, Element, Plan, Reason, ViewMut};
@@ -74,63 +73,54 @@ impl Plan {
         stream: *mut c_void,
     ) -> Result<()> {
         let plan = &self.resolved;
-        for (field, twice) in [
-            ("q", output.q_in_place && inputs.q.is_some()),
-            ("lens_kv", output.lens_in_place && inputs.array("lens_kv").is_some()),
-            ("descale_k", output.descales[0].is_some() && inputs.array("descale_k").is_some()),
-            ("descale_v", output.descales[1].is_some() && inputs.array("descale_v").is_some()),
+        let (mut arrays, mut written) = (inputs.arrays, output.arrays);
+        let twice = |field: &'static str| {
+            let message = format!("{field} is given twice, once of them in place; give it once");
+            Err(invalid(Reason::OVERLAP, field, message))
+        };
+        if output.q_in_place && inputs.q.is_some() {
+            return twice("q");
+        }
+        let updates = output.descales.iter().any(Option::is_some);
+        let [descale_k, descale_v] = output.descales;
+        for (field, array, updated) in [
+            ("lens_kv", output.lens_in_place, false),
+            ("descale_k", descale_k, updates),
+            ("descale_v", descale_v, updates),
         ] {
-            if twice {
-                let message = format!("{field} is given as an input and in place; give it once");
-                return Err(invalid(Reason::OVERLAP, field, message));
+            if array.is_some() && arrays.get(field).is_some() {
+                return twice(field);
             }
+            if array.is_some() || updated {
+                arrays.put(field, array);
+            }
+        }
+        if output.lens_in_place.is_some() {
+            if written.get("lens_out").is_some() {
+                return twice("lens_out");
+            }
+            written.put("lens_out", output.lens_in_place);
         }
         let q_out = output.q.as_ref().map(ViewMut::dims);
         let q = if output.q_in_place { q_out } else { inputs.q.map(|q| q.dims()) };
         let (sizes, pages) = inputs.sizes(plan, q, output.cache(plan)?)?;
-        // Lengths, the page table and descales are those of forward's arguments.
-        let mut beside = sizes.lower()?;
-        let mut arrays = inputs.arrays;
-        if output.lens_in_place {
-            arrays[index("lens_kv")] = output.lens;
-        }
-        let updates = output.descales.iter().any(Option::is_some);
-        for (name, descale) in ["descale_k", "descale_v"].into_iter().zip(output.descales) {
-            if updates {
-                arrays[index(name)] = descale;
-            }
-        }
-        if let Some(table) = &mut arrays[index("page_table")] {
-            let (_, stride) = table.rows(sizes.batch, "page_table")?;
-            *table = table.with_row_stride(stride);
-        }
-        array::lower(&arrays, plan, &mut beside)?;
+        let sizes_c = sizes.lower()?;
         let mut args = sys::flashattn_append_kv_args {
-            batch: beside.batch,
-            seqlen_q: beside.seqlen_q,
-            seqlen_kv: beside.seqlen_kv,
-            total_q: beside.total_q,
-            total_kv: beside.total_kv,
+            batch: sizes_c.batch,
+            seqlen_q: sizes_c.seqlen_q,
+            seqlen_kv: sizes_c.seqlen_kv,
+            total_q: sizes_c.total_q,
+            total_kv: sizes_c.total_kv,
             dtype: T::DTYPE.0,
-            cu_seqlens_q: beside.cu_seqlens_q,
-            cu_seqlens_kv: beside.cu_seqlens_kv,
-            lens_q: beside.lens_q,
-            lens_kv: beside.lens_kv,
-            starts_kv: beside.starts_kv,
-            page_table: beside.page_table,
             pages: int64(pages, "pages")?,
-            descale_k: beside.descale_k,
-            descale_v: beside.descale_v,
             update_descales: updates.into(),
             ..Default::default()
         };
-        let (memory, batch) = (plan.memory, [sizes.batch]);
-        if let Some(positions) = &inputs.positions {
-            args.positions = positions.packed(memory, &batch, "positions")?.cast();
-        }
-        if let Some(lens) = &output.lens {
-            args.lens_out = lens.packed(memory, &batch, "lens_out")?.cast();
-        }
+        inputs.add_rotary(&mut args)?;
+        arrays.stride_pages(sizes.batch)?;
+        arrays.lower(plan, &mut args)?;
+        written.lower(plan, &mut args)?;
+        let memory = plan.memory;
         for (view, field, name) in [
             (&inputs.q, &mut args.q, "q"),
             (&inputs.k, &mut args.k, "k"),
@@ -155,7 +145,6 @@ impl Plan {
                 args.q = args.q_out;
             }
         }
-        inputs.add_rotary(plan, &mut args)?;
         with_pool(output.pool.0, |parallel, user| {
             (args.parallel, args.parallel_user) = (parallel, user);
             check_with(|error| {

@@ -3,7 +3,8 @@
 use flashattn_sys as sys;
 
 use crate::arguments::{parallel, Pool};
-use crate::array::{index, Array, ArrayMut, Arrays, Raw};
+use crate::array::{Array, ArrayMut, Raw};
+use crate::arrays::{methods, Arrays};
 use crate::error::{int32, invalid, Result};
 use crate::inputs::{expect_no_bound, page_rows, sequences};
 use crate::plan::Resolved;
@@ -13,7 +14,7 @@ use crate::{Dims, Dtype, Element, Reason, Scalar, Sizes, View, ViewMut};
 #[derive(Clone, Copy, Debug)]
 enum Angles {
     Base(f32),
-    Tables(Raw, Raw, Dtype),
+    Tables(Dtype),
 }
 
 /// What [`Plan::append_kv`](crate::Plan::append_kv) reads: new tokens, where they go, and how they are
@@ -21,14 +22,14 @@ enum Angles {
 ///
 /// Of q, k and v each may be left out, and then so is what is written of it. q and k are the same
 /// tokens. `T`: their type, and that of v; the plan's, or beside an F8E4M3 one `f32`, `f16`, `bf16`.
+/// What is written in place, [`AppendOutput`] takes instead. The comment of each array is the header's.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct AppendInputs<'a, T> {
     pub(crate) q: Option<View<'a, T>>,
     pub(crate) k: Option<View<'a, T>>,
     pub(crate) v: Option<View<'a, T>>,
-    pub(crate) arrays: Arrays,
-    pub(crate) positions: Option<Raw>,
+    pub(crate) arrays: Arrays<sys::flashattn_append_kv_args>,
     max_seqlens: [Option<usize>; 2], // of new tokens, of the cache
     angles: Option<(Angles, usize)>,
     interleaved: bool,
@@ -41,7 +42,6 @@ impl<T> Default for AppendInputs<'_, T> {
             k: None,
             v: None,
             arrays: Arrays::default(),
-            positions: None,
             max_seqlens: [None; 2],
             angles: None,
             interleaved: false,
@@ -49,17 +49,15 @@ impl<T> Default for AppendInputs<'_, T> {
     }
 }
 
-macro_rules! arrays {
-    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
-        $(
-            $(#[$doc])*
-            pub fn $name(mut self, $name: impl Into<Array<'a, $type>>) -> Self {
-                self.arrays[index(stringify!($name))] = Some($name.into().raw());
-                self
-            }
-        )*
+macro_rules! inputs {
+    ($($entry:tt)*) => {
+        impl<'a, T> AppendInputs<'a, T> {
+            methods!(Array, $($entry)*);
+        }
     };
 }
+
+sys::arrays!(flashattn_append_kv_args, input => inputs);
 
 impl<'a, T: Element> AppendInputs<'a, T> {
     /// Keys and values: (batch, seqlen_q, heads_kv, dim), or (total_q, heads_kv, dim) with VARLEN_Q.
@@ -84,36 +82,6 @@ impl<'a, T: Element> AppendInputs<'a, T> {
         self
     }
 
-    arrays! {
-        /// (batch); required, unless [`AppendOutput::lens_in_place`] gives it. Tokens in the cache
-        /// before the call, left padding included.
-        lens_kv: i32;
-        /// (batch + 1); required with VARLEN_Q. The row where each sequence's new tokens begin, and
-        /// the last ones end.
-        cu_seqlens_q: i32;
-        /// (batch + 1); required with VARLEN_KV. The row of the cache where each sequence begins.
-        cu_seqlens_kv: i32;
-        /// (batch). New tokens past these are neither read nor written.
-        lens_q: i32;
-        /// (batch). Rows of the cache before these are left padding.
-        starts_kv: i32;
-        /// (batch, ceil(seqlen_kv / page_size)); required with PAGED_KV. The page of each page_size
-        /// tokens.
-        page_table: i32;
-        /// (batch, heads_kv, ceil(seqlen_kv / descale_block)), above 0: a cache of F8E4M3 or i8 gets
-        /// k times 1 / descale_k. Left out: 1.
-        descale_k: f32;
-        /// (batch, heads_kv, ceil(seqlen_kv / descale_block)). Likewise.
-        descale_v: f32;
-    }
-
-    /// (batch). The position of each sequence's first new token, for the rotation. Left out: lens_kv,
-    /// less starts_kv.
-    pub fn positions(mut self, positions: impl Into<Array<'a, i32>>) -> Self {
-        self.positions = Some(positions.into().raw());
-        self
-    }
-
     /// The longest sequence of new tokens, for VARLEN_Q. Left out, it is read from cu_seqlens_q where
     /// the host can.
     pub fn max_seqlen_q(mut self, tokens: usize) -> Self {
@@ -133,6 +101,8 @@ impl<'a, T: Element> AppendInputs<'a, T> {
     /// p * base^(-2 c / dim), base usually 10000 (Su et al. 2021). Pairs are c and c + dim / 2, unless
     /// [`AppendInputs::interleaved`] says otherwise.
     pub fn rotary(mut self, base: f32, dim: usize) -> Self {
+        self.arrays.put("rotary_cos", None);
+        self.arrays.put("rotary_sin", None);
         self.angles = Some((Angles::Base(base), dim));
         self
     }
@@ -144,7 +114,9 @@ impl<'a, T: Element> AppendInputs<'a, T> {
         sin: impl Into<Array<'a, R>>,
         dim: usize,
     ) -> Self {
-        self.angles = Some((Angles::Tables(cos.into().raw(), sin.into().raw(), R::DTYPE), dim));
+        self.arrays.put("rotary_cos", Some(cos.into().raw()));
+        self.arrays.put("rotary_sin", Some(sin.into().raw()));
+        self.angles = Some((Angles::Tables(R::DTYPE), dim));
         self
     }
 
@@ -155,7 +127,7 @@ impl<'a, T: Element> AppendInputs<'a, T> {
     }
 
     pub(crate) fn array(&self, name: &str) -> Option<&Raw> {
-        self.arrays[index(name)].as_ref()
+        self.arrays.get(name)
     }
 
     /// Sizes of the call, and the number of pages.
@@ -235,25 +207,21 @@ impl<'a, T: Element> AppendInputs<'a, T> {
         Ok(lens.iter().map(|&n| usize::try_from(n).unwrap_or(0)).max().unwrap_or(0))
     }
 
-    pub(crate) fn add_rotary(
-        &self,
-        plan: &Resolved,
-        args: &mut sys::flashattn_append_kv_args,
-    ) -> Result<()> {
+    pub(crate) fn add_rotary(&self, args: &mut sys::flashattn_append_kv_args) -> Result<()> {
         if self.interleaved {
             args.rotary = sys::flashattn_rotary::INTERLEAVED.0;
         }
         let Some((angles, dim)) = &self.angles else { return Ok(()) };
         args.rotary_dim = int32(*dim, "rotary_dim")?;
-        let (cos, sin, dtype) = match angles {
-            Angles::Base(base) => {
-                args.rotary_base = *base;
-                return Ok(());
-            }
-            Angles::Tables(cos, sin, dtype) => (cos, sin, dtype),
+        match angles {
+            Angles::Base(base) => args.rotary_base = *base,
+            Angles::Tables(dtype) => args.dtype_rotary = dtype.0,
+        }
+        let (Some(cos), Some(sin)) = (self.array("rotary_cos"), self.array("rotary_sin")) else {
+            return Ok(());
         };
-        let (rows, tensor) = cos.matrix(plan.memory, dim / 2, "rotary_cos")?;
-        let (others, other) = sin.matrix(plan.memory, dim / 2, "rotary_sin")?;
+        let rows = cos.rows_of(dim / 2, "rotary_cos")?;
+        let others = sin.rows_of(dim / 2, "rotary_sin")?;
         if rows != others {
             let message = format!(
                 "rotary_sin has {others} rows, but rotary_cos has {rows}; give a row of both for each \
@@ -261,8 +229,7 @@ impl<'a, T: Element> AppendInputs<'a, T> {
             );
             return Err(invalid(Reason::SIZE, "rotary_sin", message));
         }
-        (args.rotary_cos, args.rotary_sin) = (tensor, other);
-        (args.dtype_rotary, args.rotary_positions) = (dtype.0, int32(rows, "rotary_positions")?);
+        args.rotary_positions = int32(rows, "rotary_positions")?;
         Ok(())
     }
 }
@@ -276,8 +243,8 @@ pub struct AppendOutput<'a, T, K = T> {
     pub(crate) v_cache: Option<ViewMut<'a, K>>,
     pub(crate) q: Option<ViewMut<'a, T>>,
     pub(crate) q_in_place: bool,
-    pub(crate) lens: Option<Raw>,
-    pub(crate) lens_in_place: bool,
+    pub(crate) lens_in_place: Option<Raw>,
+    pub(crate) arrays: Arrays<sys::flashattn_append_kv_args>,
     pub(crate) descales: [Option<Raw>; 2],
     pub(crate) pool: Pool<'a>,
 }
@@ -289,13 +256,23 @@ impl<T, K> Default for AppendOutput<'_, T, K> {
             v_cache: None,
             q: None,
             q_in_place: false,
-            lens: None,
-            lens_in_place: false,
+            lens_in_place: None,
+            arrays: Arrays::default(),
             descales: [None, None],
             pool: Pool::default(),
         }
     }
 }
+
+macro_rules! outputs {
+    ($($entry:tt)*) => {
+        impl<'a, T, K> AppendOutput<'a, T, K> {
+            methods!(ArrayMut, $($entry)*);
+        }
+    };
+}
+
+sys::arrays!(flashattn_append_kv_args, output => outputs);
 
 impl<'a, T: Element, K: Element> AppendOutput<'a, T, K> {
     /// The caches, whose rows lens_kv\[b\] and later are written: (batch, capacity, heads_kv, dim);
@@ -326,16 +303,10 @@ impl<'a, T: Element, K: Element> AppendOutput<'a, T, K> {
         self
     }
 
-    /// (batch). lens_kv plus the new tokens, as [`Inputs::lens_kv`](crate::Inputs::lens_kv) of a
-    /// forward call that sees them.
-    pub fn lens_out(mut self, lens_out: impl Into<ArrayMut<'a, i32>>) -> Self {
-        (self.lens, self.lens_in_place) = (Some(lens_out.into().raw()), false);
-        self
-    }
-
-    /// lens_kv, in place of [`AppendInputs::lens_kv`]: the new tokens are added to it.
+    /// lens_kv, in place of [`AppendInputs::lens_kv`] and [`AppendOutput::lens_out`]: the new tokens
+    /// are added to it.
     pub fn lens_in_place(mut self, lens_kv: impl Into<ArrayMut<'a, i32>>) -> Self {
-        (self.lens, self.lens_in_place) = (Some(lens_kv.into().raw()), true);
+        self.lens_in_place = Some(lens_kv.into().raw());
         self
     }
 

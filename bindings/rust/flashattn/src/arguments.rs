@@ -4,7 +4,8 @@ use std::fmt;
 
 use flashattn_sys as sys;
 
-use crate::array::{index, methods, Array, ArrayMut, Arrays};
+use crate::array::{Array, ArrayMut};
+use crate::arrays::{methods, Arrays};
 use crate::{Parallel, View, ViewMut};
 
 /// Who runs the tasks of a call; `None`: the library's own threads.
@@ -36,7 +37,7 @@ pub(crate) use parallel;
 #[must_use]
 pub struct Output<'a, O> {
     pub(crate) o: ViewMut<'a, O>,
-    pub(crate) arrays: Arrays,
+    pub(crate) arrays: Arrays<sys::flashattn_args>,
     pub(crate) pool: Pool<'a>,
 }
 
@@ -48,7 +49,7 @@ macro_rules! outputs {
     };
 }
 
-sys::arrays!(output => outputs);
+sys::arrays!(flashattn_args, output => outputs);
 
 impl<'a, O> Output<'a, O> {
     /// o: (batch, seqlen_q, heads, dim_v) or (total_q, heads, dim_v).
@@ -71,7 +72,7 @@ impl<'a, O> From<ViewMut<'a, O>> for Output<'a, O> {
 pub struct Upstream<'a, O> {
     pub(crate) o: View<'a, O>,
     pub(crate) dout: View<'a, O>,
-    pub(crate) arrays: Arrays,
+    pub(crate) arrays: Arrays<sys::flashattn_args>,
 }
 
 macro_rules! upstream {
@@ -82,13 +83,13 @@ macro_rules! upstream {
     };
 }
 
-sys::arrays!(upstream => upstream);
+sys::arrays!(flashattn_args, upstream => upstream);
 
 impl<'a, O> Upstream<'a, O> {
     /// o and lse as forward wrote them; dout, the gradient that arrives at o, with the shape of o.
     pub fn new(o: View<'a, O>, lse: impl Into<Array<'a, f32>>, dout: View<'a, O>) -> Self {
         let mut arrays = Arrays::default();
-        arrays[index("lse")] = Some(lse.into().raw());
+        arrays.put("lse", Some(lse.into().raw()));
         Self { o, dout, arrays }
     }
 }
@@ -100,7 +101,7 @@ pub struct Gradients<'a, T> {
     pub(crate) dq: ViewMut<'a, T>,
     pub(crate) dk: ViewMut<'a, T>,
     pub(crate) dv: ViewMut<'a, T>,
-    pub(crate) arrays: Arrays,
+    pub(crate) arrays: Arrays<sys::flashattn_args>,
     pub(crate) pool: Pool<'a>,
 }
 
@@ -112,7 +113,7 @@ macro_rules! gradients {
     };
 }
 
-sys::arrays!(gradient => gradients);
+sys::arrays!(flashattn_args, gradient => gradients);
 
 impl<'a, T> Gradients<'a, T> {
     /// With the shapes of q, k and v.

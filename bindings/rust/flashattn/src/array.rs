@@ -4,7 +4,6 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use flashattn_sys::table::{self, Sizes};
-use flashattn_sys::{flashattn_args, flashattn_tensor};
 
 use crate::error::{int64, invalid, Result};
 use crate::plan::Resolved;
@@ -245,14 +244,8 @@ impl Raw {
         Err(invalid(Reason::SIZE, field, message))
     }
 
-    /// The rows of `columns` elements that an array holds, and where the library finds them.
-    pub(crate) fn matrix(
-        &self,
-        memory: Memory,
-        columns: usize,
-        field: &str,
-    ) -> Result<(usize, flashattn_tensor)> {
-        self.memory.expect(memory, field)?;
+    /// How many rows of `columns` elements an array holds.
+    pub(crate) fn rows_of(&self, columns: usize, field: &str) -> Result<usize> {
         let step = match self.order {
             Order::Strides(strides) => strides.seq,
             Order::Dims(sizes, 2) if sizes[1] == columns && product(&sizes) == Some(self.len) => {
@@ -270,10 +263,7 @@ impl Raw {
             );
             return Err(invalid(Reason::SIZE, field, message));
         }
-        let data = self.address as *mut c_void;
-        let tensor =
-            flashattn_tensor { stride_seq: int64(step, field)?, data, ..Default::default() };
-        Ok(((self.len - columns) / step + 1, tensor))
+        Ok((self.len - columns) / step + 1)
     }
 
     /// The same array with a stride of its own for the rows.
@@ -294,14 +284,15 @@ impl Raw {
     }
 
     /// Pointer and strides of a field of the arguments, checked to lie within the array.
-    pub(crate) fn lower(
+    pub(crate) fn lower<A>(
         &self,
-        field: &table::Array,
+        field: &table::Array<A>,
         plan: &Resolved,
         sizes: &Sizes,
     ) -> Result<(*mut c_void, [i64; 3])> {
-        let varlen = plan.varlen_q() && !field.varlen.is_empty();
-        let shape = if varlen { field.varlen } else { field.dims };
+        let other = field.layouts.iter().find(|(bit, ..)| plan.desc.layout & bit != 0);
+        let (shape, order) =
+            other.map_or((field.dims, field.strides), |&(_, shape, order)| (shape, order));
         let mut dims = [1; 4];
         for (size, of) in dims.iter_mut().zip(shape) {
             *size = of(sizes);
@@ -315,7 +306,7 @@ impl Raw {
                 self.packed(plan.memory, dims, field.name)?;
                 return Ok((self.address as *mut c_void, [-1; 3]));
             }
-            Order::Dims(given, rank) => self.repeats(&given[..rank.min(4)], dims, field)?,
+            Order::Dims(given, rank) => self.repeats(&given[..rank.min(4)], dims, order, field)?,
             Order::Strides(_) if !field.tensor => {
                 let message =
                     format!("{} has no strides; give it packed, as {}", field.name, list(dims));
@@ -326,7 +317,7 @@ impl Raw {
         self.memory.expect(plan.memory, field.name)?;
         // Indices that the array has not got, and the last one, are packed.
         let (mut steps, mut lowered) = ([1; 4], [-1; 3]);
-        for (step, &index) in steps.iter_mut().zip(field.strides) {
+        for (step, &index) in steps.iter_mut().zip(order) {
             *step = strides[index];
             lowered[index] = int64(strides[index], field.name)?;
         }
@@ -336,7 +327,13 @@ impl Raw {
     }
 
     /// The strides of a shape whose sizes of 1 are repeated.
-    fn repeats(&self, given: &[usize], dims: &[usize], field: &table::Array) -> Result<[usize; 3]> {
+    fn repeats<A>(
+        &self,
+        given: &[usize],
+        dims: &[usize],
+        order: &[usize],
+        field: &table::Array<A>,
+    ) -> Result<[usize; 3]> {
         let last = dims.len() - 1;
         let fits = given.len() == dims.len()
             && (0..=last).all(|d| given[d] == dims[d] || field.tensor && d < last && given[d] == 1);
@@ -353,7 +350,7 @@ impl Raw {
         self.expect_len(product(given), "exactly", |needed| needed == self.len, field.name)?;
         let (mut strides, mut step) = ([0; 3], given[last]);
         for d in (0..last).rev() {
-            strides[field.strides[d]] = if given[d] == 1 { 0 } else { step };
+            strides[order[d]] = if given[d] == 1 { 0 } else { step };
             step = step.saturating_mul(given[d]);
         }
         Ok(strides)
@@ -403,45 +400,3 @@ pub(crate) fn reach(sizes: &[usize], strides: &[usize]) -> Option<usize> {
         .map(|(&n, &stride)| (n - 1).checked_mul(stride))
         .try_fold(1usize, |last, step| last.checked_add(step?))
 }
-
-/// The arrays of a call by their place in the header's table.
-pub(crate) type Arrays = [Option<Raw>; table::ARRAYS.len()];
-
-/// The place of an array in the header's table.
-pub(crate) fn index(name: &str) -> usize {
-    table::ARRAYS.iter().position(|field| field.name == name).expect("a field of the header")
-}
-
-/// Checks all arrays and writes them where the library reads them; the sizes are there already.
-pub(crate) fn lower(arrays: &Arrays, plan: &Resolved, args: &mut flashattn_args) -> Result<()> {
-    let sizes = Sizes::new(&plan.desc, args);
-    for (field, array) in table::ARRAYS.iter().zip(arrays) {
-        if let Some(array) = array {
-            let (data, strides) = array.lower(field, plan, &sizes)?;
-            (field.set)(args, data, strides);
-        }
-    }
-    Ok(())
-}
-
-/// A method for each array of a role of the header.
-macro_rules! methods {
-    ($array:ident, $($entry:tt)*) => {
-        $(crate::array::methods!(@ $array $entry);)*
-    };
-    (@ $array:ident { $index:literal, $name:ident, any, $doc:literal }) => {
-        #[doc = $doc]
-        pub fn $name<B: crate::Scalar>(mut self, $name: impl Into<$array<'a, B>>) -> Self {
-            self.arrays[$index] = Some($name.into().typed());
-            self
-        }
-    };
-    (@ $array:ident { $index:literal, $name:ident, $type:tt, $doc:literal }) => {
-        #[doc = $doc]
-        pub fn $name(mut self, $name: impl Into<$array<'a, $type>>) -> Self {
-            self.arrays[$index] = Some($name.into().raw());
-            self
-        }
-    };
-}
-pub(crate) use methods;

@@ -142,6 +142,13 @@ impl DescBuilder {
         self
     }
 
+    /// K and V are the quantised cache of latent attention: see
+    /// [`Inputs::latent`](crate::Inputs::latent). Forward only.
+    pub fn latent_kv(mut self) -> Self {
+        self.desc.layout |= sys::flashattn_layout::LATENT_KV.0;
+        self
+    }
+
     /// Negative page numbers hide the keys of their pages: see
     /// [`Inputs::page_table`](crate::Inputs::page_table).
     pub fn hidden_pages(mut self) -> Self {

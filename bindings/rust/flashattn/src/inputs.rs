@@ -2,7 +2,8 @@
 
 use flashattn_sys as sys;
 
-use crate::array::{self, index, methods, Array, Arrays, Raw};
+use crate::array::{Array, Raw};
+use crate::arrays::{methods, Arrays};
 use crate::error::{int64, invalid, Result};
 use crate::plan::Resolved;
 use crate::{Dtype, Element, Plan, Reason, Sizes, View};
@@ -19,10 +20,11 @@ pub struct Inputs<'a, T, K = T> {
     pub(crate) q: View<'a, T>,
     pub(crate) k: View<'a, K>,
     pub(crate) v: View<'a, K>,
-    arrays: Arrays,
+    arrays: Arrays<sys::flashattn_args>,
     max_seqlens: [Option<usize>; 2], // of queries, of keys
     rng_seed: Option<u64>,
     rng_offset: u64,
+    latent: bool, // k has the type of q
 }
 
 macro_rules! inputs {
@@ -33,7 +35,7 @@ macro_rules! inputs {
     };
 }
 
-sys::arrays!(input => inputs);
+sys::arrays!(flashattn_args, input => inputs);
 
 impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
     /// q is (batch, seq, heads, dim) or (tokens, heads, dim); k and v likewise, or pools of pages.
@@ -46,7 +48,15 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
             max_seqlens: [None; 2],
             rng_seed: None,
             rng_offset: 0,
+            latent: false,
         }
+    }
+
+    /// The quantised cache of latent attention, for plans of
+    /// [`DescBuilder::latent_kv`](crate::DescBuilder::latent_kv): a key is its value, of 8 bits and with
+    /// [`Inputs::descale_latent`], and behind it dim_qk - dim_v elements of k, of the type of q.
+    pub fn latent(q: View<'a, T>, k: View<'a, T>, v: View<'a, K>) -> Self {
+        Self { latent: true, ..Self::new(q, k.cast(), v) }
     }
 
     /// The longest sequence of queries, for VARLEN_Q. Left out, it is read from cu_seqlens_q where
@@ -88,13 +98,17 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
     }
 
     fn array(&self, name: &str) -> Option<&Raw> {
-        self.arrays[index(name)].as_ref()
+        self.arrays.get(name)
     }
 
     /// Checks all arrays against the plan and writes what the library reads.
     pub(crate) fn lower(&self, plan: &Resolved) -> Result<sys::flashattn_args> {
         plan.expect_dtype(T::DTYPE, Dtype(plan.desc.dtype), "q")?;
-        plan.expect_dtype(K::DTYPE, Dtype(plan.desc.dtype_kv), "k")?;
+        plan.expect_dtype(
+            K::DTYPE,
+            Dtype(plan.desc.dtype_kv),
+            if self.latent { "v" } else { "k" },
+        )?;
         self.expect_seed(plan)?;
         let sizes = self.sizes_for(plan)?;
         let mut args = sys::flashattn_args {
@@ -106,19 +120,24 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
             ..sizes.lower()?
         };
         let mut arrays = self.arrays;
-        if let Some(table) = &mut arrays[index("page_table")] {
-            let (_, stride) = table.rows(sizes.batch, "page_table")?;
-            *table = table.with_row_stride(stride);
+        arrays.stride_pages(sizes.batch)?;
+        if arrays.get("page_table").is_some() {
             args.pages = int64(self.k.dims().batch, "pages")?;
         }
-        array::lower(&arrays, plan, &mut args)?;
+        arrays.lower(plan, &mut args)?;
         Ok(args)
     }
 
     fn sizes_for(&self, plan: &Resolved) -> Result<Sizes> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
         plan.expect_dims(q, plan.varlen_q(), plan.heads_q, plan.dim_qk, "q")?;
-        plan.expect_dims(k, plan.varlen_kv(), plan.heads_kv, plan.dim_qk, "k")?;
+        if self.latent != plan.latent_kv() {
+            let message =
+                "Inputs::latent and the plan's LATENT_KV go together; give both or neither";
+            return Err(invalid(Reason::LAYOUT, "layout", message));
+        }
+        let dim_k = plan.dim_qk - if self.latent { plan.dim_v.min(plan.dim_qk) } else { 0 };
+        plan.expect_dims(k, plan.varlen_kv(), plan.heads_kv, dim_k, "k")?;
         plan.expect_dims(v, plan.varlen_kv(), plan.heads_kv, plan.dim_v, "v")?;
         if (k.batch, k.seq) != (v.batch, v.seq) {
             let message =

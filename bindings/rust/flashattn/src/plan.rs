@@ -74,6 +74,10 @@ impl Resolved {
         sys::flashattn_layout(self.desc.layout).contains(sys::flashattn_layout::VARLEN_KV)
     }
 
+    pub(crate) fn latent_kv(&self) -> bool {
+        sys::flashattn_layout(self.desc.layout).contains(sys::flashattn_layout::LATENT_KV)
+    }
+
     pub(crate) fn expect_dtype(&self, given: Dtype, wanted: Dtype, field: &str) -> Result<()> {
         if given == wanted {
             return Ok(());

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use flashattn_sys as sys;
 
-use crate::array::{self, index, Memory};
+use crate::array::Memory;
 use crate::error::{check_with, int32, int64, invalid, Error, Result};
 use crate::inputs::Inputs;
 use crate::parallel::with_pool;
@@ -162,11 +162,9 @@ impl Plan {
             args.batch = int32(dims.batch, "batch")?;
             args.seqlen_q = int32(dims.seq, "seqlen_q")?;
         }
+        output.arrays.of("merge")?.lower(&self.resolved, &mut args)?;
         // (batch, heads, seq) or (heads, tokens).
         let rows = [dims.batch, self.resolved.heads_q, dims.seq];
-        if let Some(lse) = &output.arrays[index("lse")] {
-            args.lse = lse.packed(memory, &rows, "lse")?.cast();
-        }
         let mut tensors = Vec::with_capacity(parts.len());
         let mut pointers = Vec::with_capacity(parts.len());
         for part in parts {
@@ -221,7 +219,7 @@ impl Plan {
         let mut args = inputs.lower(&self.resolved)?;
         self.expect_o::<O>(output.o.dims(), inputs.q.dims(), "o")?;
         args.o = output.o.tensor(self.resolved.memory, "o")?;
-        array::lower(&output.arrays, &self.resolved, &mut args)?;
+        output.arrays.lower(&self.resolved, &mut args)?;
         Ok(args)
     }
 
@@ -249,8 +247,8 @@ impl Plan {
         args.dq = gradients.dq.tensor(memory, "dq")?;
         args.dk = gradients.dk.tensor(memory, "dk")?;
         args.dv = gradients.dv.tensor(memory, "dv")?;
-        array::lower(&upstream.arrays, &self.resolved, &mut args)?;
-        array::lower(&gradients.arrays, &self.resolved, &mut args)?;
+        upstream.arrays.lower(&self.resolved, &mut args)?;
+        gradients.arrays.lower(&self.resolved, &mut args)?;
         Ok(args)
     }
 

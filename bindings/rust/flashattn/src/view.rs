@@ -296,6 +296,11 @@ impl<'a, T> View<'a, T> {
         self.raw.strides
     }
 
+    /// The same memory, of whose elements the caller knows the type.
+    pub(crate) fn cast<U>(self) -> View<'a, U> {
+        View { raw: self.raw, _lifetime: PhantomData }
+    }
+
     pub(crate) fn tensor(&self, memory: Memory, field: &str) -> Result<flashattn_tensor> {
         self.raw.tensor(memory, field)
     }

@@ -225,7 +225,7 @@ macro_rules! beside {
     };
 }
 
-flashattn::sys::arrays!(input => beside);
+flashattn::sys::arrays!(flashattn_args, input => beside);
 
 impl Held {
     fn new(case: &Case) -> Self {

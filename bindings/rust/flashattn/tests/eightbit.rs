@@ -77,6 +77,58 @@ fn the_numbers_meant_and_their_gradients() {
     assert_eq!(refused.unwrap_err().field, "dq");
 }
 
+/// A key is its value, of 8 bits, and elements behind it; dense and in pages.
+#[test]
+fn the_quantised_cache_of_latent_attention() {
+    let (q, k) = (numbers(2 * 3 * 4 * 24, 1), numbers(2 * 70 * 2 * 8, 2));
+    let rows = 2 * 70 * 2;
+    let v: Vec<_> = numbers(rows * 16, 3).into_iter().map(F8E4M3::from_f32).collect();
+    let descale: Vec<f32> = numbers(rows * 2, 4).into_iter().map(|x| 0.5 + x.abs()).collect();
+    let value = |row: usize, c: usize| v[row * 16 + c].to_f32() * descale[row * 2 + c / 8];
+    let meant: Vec<f32> = (0..rows * 16).map(|n| value(n / 16, n % 16)).collect();
+    let key = |row: usize, c: usize| if c < 16 { value(row, c) } else { k[row * 8 + c - 16] };
+    let keys: Vec<f32> = (0..rows * 24).map(|n| key(n / 24, n % 24)).collect();
+    let build = || DescBuilder::new(Dtype::F32, 4, 24).heads_kv(2).dim_v(16).causal();
+    let run = |plan: &Plan, inputs: &Inputs<'_, f32, F8E4M3>| {
+        let mut o = vec![f32::NAN; 2 * 3 * 4 * 16];
+        let output = ViewMut::new(&mut o, [2, 3, 4, 16]).unwrap();
+        plan.forward(inputs, output, &mut Workspace::new()).map(|()| o)
+    };
+    let q = View::new(&q, [2, 3, 4, 24]).unwrap();
+    let mut wanted = vec![f32::NAN; 2 * 3 * 4 * 16];
+    let all = Inputs::new(
+        q,
+        View::new(&keys, [2, 70, 2, 24]).unwrap(),
+        View::new(&meant, [2, 70, 2, 16]).unwrap(),
+    );
+    let output = ViewMut::new(&mut wanted, [2, 3, 4, 16]).unwrap();
+    build().build().unwrap().forward(&all, output, &mut Workspace::new()).unwrap();
+
+    let latent = || build().dtype_kv(Dtype::F8E4M3).latent_kv().descale_dim(8);
+    let plan = latent().build().unwrap();
+    let (dense_k, dense_v) =
+        (View::new(&k, [2, 70, 2, 8]).unwrap(), View::new(&v, [2, 70, 2, 16]).unwrap());
+    let inputs = Inputs::latent(q, dense_k, dense_v);
+    assert_near(&run(&plan, &inputs.clone().descale_latent(&descale)).unwrap(), &wanted, 1e-5);
+    let dims = Array::from(&descale).dims([2, 70, 2, 2]);
+    assert_near(&run(&plan, &inputs.clone().descale_latent(dims)).unwrap(), &wanted, 1e-5);
+    assert_eq!(
+        run(&plan, &inputs.descale_latent(&descale[1..])).unwrap_err().field,
+        "descale_latent"
+    );
+    let refused = run(&plan, &Inputs::new(q, dense_v, dense_v)).unwrap_err();
+    assert_eq!(refused.field, "layout");
+
+    let plan = latent().paged(35).build().unwrap();
+    let pages = Inputs::latent(
+        q,
+        View::new(&k, [4, 35, 2, 8]).unwrap(),
+        View::new(&v, [4, 35, 2, 16]).unwrap(),
+    );
+    let paged = pages.page_table(&[0, 1, 2, 3]).lens_kv(&[70, 70]).descale_latent(&descale);
+    assert_near(&run(&plan, &paged).unwrap(), &wanted, 1e-5);
+}
+
 #[test]
 fn a_cache_and_results_of_8_bits() {
     let (q, k, v) = (numbers(LEN, 1), eight(2), eight(3));

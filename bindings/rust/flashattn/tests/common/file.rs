@@ -44,10 +44,15 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/data")
 }
 
+/// A file of tests/data; nothing where the crate stands outside the repository.
+pub fn text(name: &str) -> Option<String> {
+    std::fs::read_to_string(folder().join(name)).ok()
+}
+
 /// All cases; nothing where the crate stands outside the repository.
 pub fn load() -> Option<Vec<Case>> {
     let folder = folder();
-    let text = std::fs::read_to_string(folder.join("cases.txt")).ok()?;
+    let text = text("cases.txt")?;
     let bytes = Rc::new(std::fs::read(folder.join("cases.bin")).ok()?);
     let mut cases: Vec<Case> = Vec::new();
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
