@@ -134,6 +134,14 @@ class KvProducer {
   }
 
  private:
+  // The L2 policy of the loads of K and V.
+  __device__ __forceinline__ uint64_t kv_policy() const {
+    if constexpr (Config::kPacksHeads) {
+      if (params_.packed.evict_kv_first) return ptx::kEvictFirst;
+    }
+    return ptx::kEvictLast;
+  }
+
   // KV tiles that are left when the next work tile is planned
   static constexpr int32_t kPrefetchDistance = 2;
 
@@ -252,7 +260,7 @@ class KvProducer {
         ptx::tma_load(
             to + p * Config::kTileKv * Config::kPanelBytes, &map, full,
             {p * Config::kPanelColumns, keys.first + n * Config::kTileKv, keys.head, keys.batch},
-            ptx::kEvictLast);
+            kv_policy());
       }
       return;
     }
@@ -264,7 +272,7 @@ class KvProducer {
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
         ptx::tma_load(to + (p * Config::kTileKv + row) * Config::kPanelBytes, &map, full,
-                      {p * Config::kPanelColumns, its.row, keys.head, its.page}, ptx::kEvictLast);
+                      {p * Config::kPanelColumns, its.row, keys.head, its.page}, kv_policy());
       }
     }
   }
