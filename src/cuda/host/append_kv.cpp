@@ -1,4 +1,4 @@
-// The grid of the kernels of flashattn_append_kv: tokens and units of a CTA.
+// The grid of the kernels of flashattn_append_kv: tokens and vecs of a CTA.
 #include "cuda/host/append_kv.h"
 
 #include <algorithm>
@@ -45,8 +45,8 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
                           : rotary_dim > 0   ? rotary_dim / 2
                           : dim % (2 * size) ? 0
                                              : dim / 2;
-    const int32_t units = static_cast<int32_t>(ceil_div(dim, 2 * size));
-    return AppendOperand{from, to, descale, FastDivmod::of(units), 0, dim, rotary_dim / 2, split};
+    const int32_t vecs = static_cast<int32_t>(ceil_div(dim, 2 * size));
+    return AppendOperand{from, to, descale, FastDivmod::of(vecs), 0, dim, rotary_dim / 2, split};
   };
   p.operands[0] = operand(in.q, args.q_out, {}, problem.dim_qk, args.rotary_dim);
   p.operands[1] = operand(in.k, args.k_cache, in.descale_k, problem.dim_qk, args.rotary_dim);
@@ -69,8 +69,8 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   }
   for (int n = 0; n < 3; ++n) {
     AppendOperand& x = p.operands[n];
-    x.first_unit = p.units;
-    if (x.from.data) p.units += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_units.divisor;
+    x.first_vec = p.vecs;
+    if (x.from.data) p.vecs += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_vecs.divisor;
   }
   const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
   const auto advance_lens = [&] {
@@ -78,16 +78,16 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
                          dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
                          stream);
   };
-  if (p.units == 0 || shape.seqlen_q == 0) {
+  if (p.vecs == 0 || shape.seqlen_q == 0) {
     return args.lens_out && (updates || !in_place) ? advance_lens() : cudaSuccess;
   }
   p.pairs = p.operands[0].from.data || p.operands[1].from.data ? args.rotary_dim / 2 : 0;
   p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
   const int32_t most_tokens = kAppendMaxAngles / std::max(p.pairs, 1);
-  // A CTA has as many threads as a token has units, or one for each unit of several tokens.
-  p.slots = std::max(std::min({kAppendMaxThreads / 2 / p.units, shape.seqlen_q, most_tokens}), 1);
+  // A CTA has as many threads as a token has vecs, or one for each vec of several tokens.
+  p.slots = std::max(std::min({kAppendMaxThreads / 2 / p.vecs, shape.seqlen_q, most_tokens}), 1);
   int64_t ctas = ceil_div(shape.seqlen_q, p.slots);
-  // Where there are tokens enough, each thread moves a unit of several, one after the other.
+  // Where there are tokens enough, each thread moves a vec of several, one after the other.
   constexpr int32_t kMaxRounds = 8, kCtasPerMultiprocessor = 16;
   const int64_t rounds = ctas * shape.batch / (kCtasPerMultiprocessor * multiprocessors);
   p.tokens_per_cta =
@@ -101,17 +101,16 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
   // The grid's limit. Also, the index of a token one step past the last must not overflow.
   ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
-  int64_t shares =
-      ceil_div(p.units * p.slots, kAppendMaxThreads);  // shares of units, a thread a unit
-  unsigned split = 1;                                  // CTAs that divide the shares
+  int64_t shares = ceil_div(p.vecs * p.slots, kAppendMaxThreads);  // shares of vecs, a thread a vec
+  unsigned split = 1;                                              // CTAs that divide the shares
   if (p.slots == 1 && !(in_place && ctas == 1)) {
     const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
     split = static_cast<unsigned>(
-        std::max<int64_t>(std::min(ceil_div(p.units, kSmallThreads), spare), 1));
+        std::max<int64_t>(std::min(ceil_div(p.vecs, kSmallThreads), spare), 1));
     shares = std::max<int64_t>(shares, split);
   }
-  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.units * p.slots, shares), 32) * 32);
-  p.by_units = FastDivmod::of(p.units < threads ? p.units : threads);
+  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.vecs * p.slots, shares), 32) * 32);
+  p.by_vecs = FastDivmod::of(p.vecs < threads ? p.vecs : threads);
   p.writes_lens = args.lens_out && !(in_place && ctas > 1);
   const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split);
   const cudaError_t error = launch_pdl(kernels.append, grid, threads, 0, p, stream);

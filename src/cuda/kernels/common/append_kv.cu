@@ -3,7 +3,7 @@
 #include <cfloat>
 
 #include "core/descale.h"
-#include "cuda/kernels/common/append_unit.cuh"
+#include "cuda/kernels/common/append_vec.cuh"
 #include "cuda/kernels/common/with_type.cuh"
 
 namespace flashattn::cuda {
@@ -19,18 +19,18 @@ struct RowWalk {
   int64_t bytes;
 };
 
-// A thread moves one unit of a head of q, k or v of each of its tokens.
+// A thread moves one vec of a head of q, k or v of each of its tokens.
 template <class T, int kPairs>
-struct UnitMover {
-  __device__ __forceinline__ UnitMover(const AppendParams& params, int32_t b, int32_t unit,
-                                       int64_t token)
-      : which((unit >= params.operands[1].first_unit) + (unit >= params.operands[2].first_unit)),
-        h(params.operands[which].by_units.quotient(unit - params.operands[which].first_unit)),
-        at(params.operands[which], (unit - params.operands[which].first_unit -
-                                    h * params.operands[which].by_units.divisor) *
-                                       kPairs),
+struct VecMover {
+  __device__ __forceinline__ VecMover(const AppendParams& params, int32_t b, int32_t vec,
+                                      int64_t token)
+      : which((vec >= params.operands[1].first_vec) + (vec >= params.operands[2].first_vec)),
+        h(params.operands[which].by_vecs.quotient(vec - params.operands[which].first_vec)),
+        at(params.operands[which],
+           (vec - params.operands[which].first_vec - h * params.operands[which].by_vecs.divisor) *
+               kPairs),
         from(params.operands[which].from, sizeof(T), b, h, token, params.slots) {
-    if (unit < params.units && params.problem.descale_block == 0 && has_descale(params)) {
+    if (vec < params.vecs && params.problem.descale_block == 0 && has_descale(params)) {
       head_factor = factor(params, b, 0);
     }
   }
@@ -50,20 +50,20 @@ struct UnitMover {
   }
 
   int32_t which, h;
-  UnitPlace<kPairs> at;
+  VecPlace<kPairs> at;
   RowWalk from;
-  RawUnit<T, kPairs> raw;
+  RawVec<T, kPairs> raw;
   float head_factor = 1;
 };
 
-// Moves a unit of tokens i, i + slots, ... below end; the unit of token i has been loaded. angles:
+// Moves a vec of tokens i, i + slots, ... below end; the vec of token i has been loaded. angles:
 // of tokens from `begin` on.
 template <class T, int kPairs>
-__device__ __forceinline__ void move_unit(const AppendParams& params, const AppendRows& to,
-                                          UnitMover<T, kPairs>& mover,
-                                          const AngleRows<kPairs>& angles, int32_t b, int32_t begin,
-                                          int32_t i, int32_t end) {
-  const UnitPlace<kPairs> at = mover.at;
+__device__ __forceinline__ void move_vec(const AppendParams& params, const AppendRows& to,
+                                         VecMover<T, kPairs>& mover,
+                                         const AngleRows<kPairs>& angles, int32_t b, int32_t begin,
+                                         int32_t i, int32_t end) {
+  const VecPlace<kPairs> at = mover.at;
   const AppendOperand& operand = params.operands[mover.which];
   const bool is_q = mover.which == 0;
   const bool is_f8 = !is_q && params.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void move_unit(const AppendParams& params, const Appe
   RowWalk out(operand.to, size, first.entry, mover.h, first.row, params.slots);
 #pragma unroll 1
   for (; i < end_stored; i += params.slots) {
-    const RawUnit<T, kPairs> raw = mover.raw;
+    const RawVec<T, kPairs> raw = mover.raw;
     if (i + params.slots < end_stored) mover.load_next();
     if (is_paged) {
       const CacheIndex index = cache_index(params, to.sequence, b, before + i);
@@ -86,17 +86,16 @@ __device__ __forceinline__ void move_unit(const AppendParams& params, const Appe
     if (!at.rotates && !is_f8) {
       raw.store(at, out.row);
     } else {
-      Unit<kPairs> unit(raw);
+      Vec<kPairs> vec(raw);
       if (at.rotates) {
-        unit.rotate(angles.interleaved, [&](int half) { return angles.of(i - begin, at.c, half); });
+        vec.rotate(angles.interleaved, [&](int half) { return angles.of(i - begin, at.c, half); });
       }
       if (is_f8) {
-        unit.scale(is_scaled_by_block
-                       ? mover.factor(params, b, params.by_block.quotient(before + i))
-                       : mover.head_factor);
-        unit.store(at, reinterpret_cast<ptx::E4m3*>(out.row));
+        vec.scale(is_scaled_by_block ? mover.factor(params, b, params.by_block.quotient(before + i))
+                                     : mover.head_factor);
+        vec.store(at, reinterpret_cast<ptx::E4m3*>(out.row));
       } else {
-        unit.store(at, reinterpret_cast<T*>(out.row));
+        vec.store(at, reinterpret_cast<T*>(out.row));
       }
     }
     out.row += out.bytes;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void move_unit(const AppendParams& params, const Appe
 }
 
 // blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time. blockIdx.z: a share
-// of their units.
+// of their vecs.
 template <class T, int kPairs>
 __global__ void __launch_bounds__(kAppendMaxThreads, sizeof(T) == 2 ? 2 : 1)
     append_kv_kernel(const __grid_constant__ AppendParams params) {
@@ -112,17 +111,17 @@ __global__ void __launch_bounds__(kAppendMaxThreads, sizeof(T) == 2 ? 2 : 1)
   const Problem& problem = params.problem;
   const AppendArgs& args = params.args;
   const int32_t b = blockIdx.x;
-  const int32_t slot = params.by_units.quotient(threadIdx.x);
-  const int32_t first_unit = blockIdx.z * blockDim.x + threadIdx.x - slot * params.units;
-  const int32_t end_unit = slot < params.slots ? params.units : 0;
-  const int32_t unit_step = gridDim.z * blockDim.x;
+  const int32_t slot = params.by_vecs.quotient(threadIdx.x);
+  const int32_t first_vec = blockIdx.z * blockDim.x + threadIdx.x - slot * params.vecs;
+  const int32_t end_vec = slot < params.slots ? params.vecs : 0;
+  const int32_t vec_step = gridDim.z * blockDim.x;
   int32_t begin = blockIdx.y * params.tokens_per_cta;
 
   ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   const SeqlenInfo queries = seqlen_info(problem, args.shape, args.inputs, b);
-  UnitMover<T, kPairs> mover(params, b, first_unit, queries.offset_q + begin + slot);
-  bool is_loaded = first_unit < end_unit && begin + slot < queries.len.q;
+  VecMover<T, kPairs> mover(params, b, first_vec, queries.offset_q + begin + slot);
+  bool is_loaded = first_vec < end_vec && begin + slot < queries.len.q;
   if (is_loaded) mover.load_next();
   // Loads of the first token start before those of the cache's lengths: they arrive together.
   asm volatile("" ::: "memory");
@@ -143,13 +142,13 @@ __global__ void __launch_bounds__(kAppendMaxThreads, sizeof(T) == 2 ? 2 : 1)
     }
     __syncthreads();
 #pragma unroll 1
-    for (int32_t unit = first_unit; unit < end_unit; unit += unit_step) {
+    for (int32_t vec = first_vec; vec < end_vec; vec += vec_step) {
       if (!is_loaded) {
-        mover = {params, b, unit, to.sequence.offset_q + begin + slot};
+        mover = {params, b, vec, to.sequence.offset_q + begin + slot};
         if (begin + slot < end) mover.load_next();
       }
       is_loaded = false;
-      move_unit(params, to, mover, angles, b, begin, begin + slot, end);
+      move_vec(params, to, mover, angles, b, begin, begin + slot, end);
     }
     __syncthreads();  // all threads have read the angles
   }
@@ -176,11 +175,11 @@ struct Walk {
   int32_t remainder, quotient_step, remainder_step, divisor;
 };
 
-// Calls body(row, c) for a warp's share of the units of rows [begin, end); c: a unit's first pair.
+// Calls body(row, c) for a warp's share of the vecs of rows [begin, end); c: a vec's first pair.
 template <int kPairs, class Body>
-__device__ __forceinline__ void for_each_unit(int64_t begin, int64_t end, FastDivmod by_units,
-                                              Body body) {
-  for (Walk at(threadIdx.x % 32, 32, by_units); at.quotient < end - begin; at.next()) {
+__device__ __forceinline__ void for_each_vec(int64_t begin, int64_t end, FastDivmod by_vecs,
+                                             Body body) {
+  for (Walk at(threadIdx.x % 32, 32, by_vecs); at.quotient < end - begin; at.next()) {
     body(begin + at.quotient, at.remainder * kPairs);
   }
 }
@@ -198,28 +197,28 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
     const CacheIndex at = cache_index(params, to.sequence, b, static_cast<int32_t>(j));
     return tensor_row(operand.to, 1, at.entry, h, at.row);
   };
-  const auto load_new = [&](int64_t j, const UnitPlace<kPairs>& at) {
+  const auto load_new = [&](int64_t j, const VecPlace<kPairs>& at) {
     const int32_t i = static_cast<int32_t>(j) - before;
-    RawUnit<T, kPairs> raw;
+    RawVec<T, kPairs> raw;
     raw.load(at, tensor_row(operand.from, sizeof(T), b, h, to.sequence.offset_q + i));
-    Unit<kPairs> unit(raw);
+    Vec<kPairs> vec(raw);
     if (at.rotates) {
       const int64_t position = rotary_position(args, to.position, i);
-      unit.rotate(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
-        return unit_angles<kPairs>(args, operand.pairs, position, at.c, half);
+      vec.rotate(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
+        return vec_angles<kPairs>(args, operand.pairs, position, at.c, half);
       });
     }
-    return unit;
+    return vec;
   };
   const int64_t first_new = max(first, int64_t{before});
   float most = 0;
-  for_each_unit<kPairs>(first_new, last, operand.by_units, [&](int64_t j, int32_t c) {
-    const Unit<kPairs> unit = load_new(j, {operand, c});
+  for_each_vec<kPairs>(first_new, last, operand.by_vecs, [&](int64_t j, int32_t c) {
+    const Vec<kPairs> vec = load_new(j, {operand, c});
 #pragma unroll
     for (int m = 0; m < kPairs; ++m) {
       // Neither an infinity nor a NaN counts.
-      if (fabsf(unit.x[m]) <= FLT_MAX) most = fmaxf(most, fabsf(unit.x[m]));
-      if (fabsf(unit.y[m]) <= FLT_MAX) most = fmaxf(most, fabsf(unit.y[m]));
+      if (fabsf(vec.x[m]) <= FLT_MAX) most = fmaxf(most, fabsf(vec.x[m]));
+      if (fabsf(vec.y[m]) <= FLT_MAX) most = fmaxf(most, fabsf(vec.y[m]));
     }
   });
 #pragma unroll
@@ -231,21 +230,21 @@ __device__ void append_block(const AppendParams& params, const AppendRows& to, i
   const float made = updated_descale(most, ptx::kMaxE4m3, block, held, old);
   const float factor = 1.0f / made, factor_of_old = old / made;
   if (held && made != old) {
-    for_each_unit<kPairs>(first, before, operand.by_units, [&](int64_t j, int32_t c) {
-      const UnitPlace<kPairs> at(operand, c);
+    for_each_vec<kPairs>(first, before, operand.by_vecs, [&](int64_t j, int32_t c) {
+      const VecPlace<kPairs> at(operand, c);
       char* const row = cache_row(j);
-      RawUnit<ptx::E4m3, kPairs> raw;
+      RawVec<ptx::E4m3, kPairs> raw;
       raw.load(at, row);
-      Unit<kPairs> unit(raw);
-      unit.scale(factor_of_old);
-      unit.store(at, reinterpret_cast<ptx::E4m3*>(row));
+      Vec<kPairs> vec(raw);
+      vec.scale(factor_of_old);
+      vec.store(at, reinterpret_cast<ptx::E4m3*>(row));
     });
   }
-  for_each_unit<kPairs>(first_new, last, operand.by_units, [&](int64_t j, int32_t c) {
-    const UnitPlace<kPairs> at(operand, c);
-    Unit<kPairs> unit = load_new(j, at);
-    unit.scale(factor);
-    unit.store(at, reinterpret_cast<ptx::E4m3*>(cache_row(j)));
+  for_each_vec<kPairs>(first_new, last, operand.by_vecs, [&](int64_t j, int32_t c) {
+    const VecPlace<kPairs> at(operand, c);
+    Vec<kPairs> vec = load_new(j, at);
+    vec.scale(factor);
+    vec.store(at, reinterpret_cast<ptx::E4m3*>(cache_row(j)));
   });
   __syncwarp();  // all lanes have read the descale
   if (threadIdx.x % 32 == 0) *descale = made;

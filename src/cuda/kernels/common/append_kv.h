@@ -5,14 +5,14 @@
 
 namespace flashattn::cuda {
 
-// q, k or v: from the new tokens to q_out or the cache. A thread moves one unit at a time: some
-// elements x of a row and as many elements y, which are rotated together. If c, the unit's first
-// pair, is below `split`, x begins with element c and y with split + c of the row; other units are
+// q, k or v: from the new tokens to q_out or the cache. A thread moves one vec at a time: some
+// elements x of a row and as many elements y, which are rotated together. If c, the vec's first
+// pair, is below `split`, x begins with element c and y with split + c of the row; other vecs are
 // neighbouring elements from 2 c on.
 struct AppendOperand {
   flashattn_tensor from, to, descale;  // data NULL: nothing is moved; of descale: it is 1
-  FastDivmod by_units;                 // units of a row
-  int32_t first_unit;                  // index of the operand's first unit in a token
+  FastDivmod by_vecs;                  // vecs of a row
+  int32_t first_vec;                   // index of the operand's first vec in a token
   int32_t dim, pairs, split;           // pairs: to rotate
 };
 
@@ -20,12 +20,12 @@ struct AppendParams {
   Problem problem;
   AppendArgs args;
   AppendOperand operands[3];  // q, k, v
-  int32_t units;              // units of a token in q, k and v together
+  int32_t vecs;               // vecs of a token in q, k and v together
   int32_t slots;              // tokens that a CTA moves at once
   int32_t tokens_per_cta;
   int32_t pairs;     // pairs of a token to rotate; 0: none
   bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
-  FastDivmod by_units, by_pairs, by_page, by_block;
+  FastDivmod by_vecs, by_pairs, by_page, by_block;
   FastDivmod by_heads;  // heads of k and v together
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");

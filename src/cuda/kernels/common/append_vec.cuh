@@ -1,4 +1,4 @@
-// The kernels of append_kv.cu work on units of rows, see AppendOperand, and on rows of the cache.
+// The kernels of append_kv.cu work on vecs of rows, see AppendOperand, and on rows of the cache.
 #pragma once
 
 #include <type_traits>
@@ -9,11 +9,11 @@
 
 namespace flashattn::cuda {
 
-// Where the elements of a unit lie in its row. c: the unit's first pair.
+// Where the elements of a vec lie in its row. c: the vec's first pair.
 template <int kPairs>
-struct UnitPlace {
-  UnitPlace() = default;
-  __device__ __forceinline__ UnitPlace(const AppendOperand& operand, int32_t c)
+struct VecPlace {
+  VecPlace() = default;
+  __device__ __forceinline__ VecPlace(const AppendOperand& operand, int32_t c)
       : c(c), rotates(c < operand.pairs) {
     const bool apart = c < operand.split;
     first = apart ? c : 2 * c;
@@ -25,14 +25,14 @@ struct UnitPlace {
   bool rotates, has_second;
 };
 
-// The elements of a unit as they lie in memory.
+// The elements of a vec as they lie in memory.
 template <class T, int kPairs>
-struct RawUnit {
+struct RawVec {
   using Word =
       std::conditional_t<kPairs == 1, T, std::conditional_t<kPairs * sizeof(T) == 8, uint2, uint4>>;
   static constexpr int kWords = kPairs * sizeof(T) / sizeof(Word);
 
-  __device__ __forceinline__ void load(const UnitPlace<kPairs>& at, const char* row) {
+  __device__ __forceinline__ void load(const VecPlace<kPairs>& at, const char* row) {
     const T* const from = reinterpret_cast<const T*>(row);
 #pragma unroll
     for (int n = 0; n < kWords; ++n) {
@@ -40,7 +40,7 @@ struct RawUnit {
       if (at.has_second) y[n] = reinterpret_cast<const Word*>(from + at.second)[n];
     }
   }
-  __device__ __forceinline__ void store(const UnitPlace<kPairs>& at, char* row) const {
+  __device__ __forceinline__ void store(const VecPlace<kPairs>& at, char* row) const {
     T* const to = reinterpret_cast<T*>(row);
 #pragma unroll
     for (int n = 0; n < kWords; ++n) {
@@ -52,24 +52,24 @@ struct RawUnit {
   Word x[kWords], y[kWords];
 };
 
-// Cosines and sines of half of a unit's pairs. Half 0: its first pairs or, where the two elements
-// of a pair are neighbours, the pairs in x. Half 1: the others. A unit of one pair has one half.
+// Cosines and sines of half of a vec's pairs. Half 0: its first pairs or, where the two elements
+// of a pair are neighbours, the pairs in x. Half 1: the others. A vec of one pair has one half.
 template <int kPairs>
-struct UnitAngles {
+struct VecAngles {
   static constexpr int kHalf = kPairs == 1 ? 1 : kPairs / 2;
   float cos[kHalf], sin[kHalf];
 };
 
-// The elements of a unit in fp32.
+// The elements of a vec in fp32.
 template <int kPairs>
-struct Unit {
+struct Vec {
   template <class T>
-  __device__ __forceinline__ explicit Unit(const RawUnit<T, kPairs>& raw) {
+  __device__ __forceinline__ explicit Vec(const RawVec<T, kPairs>& raw) {
     load_elements(reinterpret_cast<const T*>(raw.x), x);
     load_elements(reinterpret_cast<const T*>(raw.y), y);
   }
 
-  // angles_of(half) returns UnitAngles.
+  // angles_of(half) returns VecAngles.
   template <class Angles>
   __device__ __forceinline__ void rotate(bool interleaved, const Angles& angles_of) {
     const auto rotate = [](float& a, float& b, float cosine, float sine) {
@@ -77,10 +77,10 @@ struct Unit {
       b = __fadd_rn(__fmul_rn(a, sine), __fmul_rn(b, cosine));
       a = first;
     };
-    constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+    constexpr int kHalf = VecAngles<kPairs>::kHalf;
 #pragma unroll
     for (int half = 0; half < kPairs / kHalf; ++half) {
-      const UnitAngles<kPairs> angles = angles_of(half);
+      const VecAngles<kPairs> angles = angles_of(half);
       const auto& cos = angles.cos;
       const auto& sin = angles.sin;
       if (kPairs == 1 || !interleaved) {
@@ -103,7 +103,7 @@ struct Unit {
     }
   }
   template <class T>
-  __device__ __forceinline__ void store(const UnitPlace<kPairs>& at, T* to) const {
+  __device__ __forceinline__ void store(const VecPlace<kPairs>& at, T* to) const {
     store_elements(to + at.first, x);
     if (at.has_second) store_elements(to + at.second, y);
   }
@@ -128,11 +128,11 @@ __device__ __forceinline__ CosSin angle_of(const AppendArgs& args, int64_t posit
           table_entry(args.rotary_sin, args.dtype_rotary, position, pair)};
 }
 
-// Angles of some tokens in shared memory. The entries of a token are ordered so that units read
-// theirs without bank conflicts: first the first half of each unit's, then the second halves.
+// Angles of some tokens in shared memory. The entries of a token are ordered so that vecs read
+// theirs without bank conflicts: first the first half of each vec's, then the second halves.
 template <int kPairs>
 struct AngleRows {
-  static constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+  static constexpr int kHalf = VecAngles<kPairs>::kHalf;
   float *cos, *sin;
   int32_t pairs;
   bool interleaved;
@@ -146,7 +146,7 @@ struct AngleRows {
     cos[at] = x.cos;
     sin[at] = x.sin;
   }
-  __device__ __forceinline__ UnitAngles<kPairs> of(int32_t token, int32_t c, int half) const {
+  __device__ __forceinline__ VecAngles<kPairs> of(int32_t token, int32_t c, int half) const {
     const int32_t at = token * pairs + c / (kPairs / kHalf) + half * (pairs / 2);
     if constexpr (kPairs == 1) {
       return {{cos[at]}, {sin[at]}};
@@ -161,12 +161,12 @@ struct AngleRows {
 
 // Computes what AngleRows::of() returns, without shared memory. pairs: pairs of a row that rotate.
 template <int kPairs>
-__device__ __forceinline__ UnitAngles<kPairs> unit_angles(const AppendArgs& args, int32_t pairs,
-                                                          int64_t position, int32_t c, int half) {
-  constexpr int kHalf = UnitAngles<kPairs>::kHalf;
+__device__ __forceinline__ VecAngles<kPairs> vec_angles(const AppendArgs& args, int32_t pairs,
+                                                        int64_t position, int32_t c, int half) {
+  constexpr int kHalf = VecAngles<kPairs>::kHalf;
   const bool interleaved = kPairs > 1 && args.rotary == FLASHATTN_ROTARY_INTERLEAVED;
   const int32_t first = interleaved ? (c + half * pairs) / 2 : c + half * kHalf;
-  UnitAngles<kPairs> angles;
+  VecAngles<kPairs> angles;
 #pragma unroll
   for (int n = 0; n < kHalf; ++n) {
     const CosSin x = angle_of(args, position, first + n);
