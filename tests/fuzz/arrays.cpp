@@ -118,9 +118,8 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
   add_heads("scale_o", &args->scale_o, d.dtype_o == FLASHATTN_DTYPE_F8E4M3, kF32, work ? heads : 0,
             1, 1);
   const bool narrow = bytes_of(d.dtype) == 1 || bytes_of(d.dtype_kv) == 1;
-  // Without queries it is not written.
   add("amax_o", nullptr, &args->amax_o, used(narrow && !latent, output), none, kF32, true, batch,
-      sq > 0 ? heads : 0, 1, 1);
+      heads, 1, 1);
   const bool sink = feature(FLASHATTN_FEATURE_SINK);
   add_flat("sink", &args->sink, used(sink, input), used(sink && backward, input), kF32, 1,
            work ? heads : 0, 1);

@@ -59,7 +59,7 @@ void unify_nan(int32_t dtype, std::vector<uint8_t>* bytes, size_t first) {
   const auto unify = [&](auto bits, uint32_t infinity) {
     for (size_t at = first; at < bytes->size(); at += sizeof bits) {
       std::memcpy(&bits, bytes->data() + at, sizeof bits);
-      const auto magnitude = static_cast<decltype(bits)>(bits << 1) >> 1;
+      const uint32_t magnitude = static_cast<decltype(bits)>(bits << 1) >> 1;
       if (magnitude > infinity) std::memset(bytes->data() + at, 0xff, sizeof bits);
     }
   };
