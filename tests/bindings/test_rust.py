@@ -116,7 +116,7 @@ fn main() {
     let _ = AppendOutput::<f32>::default().left_out(&mut n);
     let _ = QuantizeOutput::<f32>::new().error_k(&mut y);
     let mut o = [0f32; 16];
-    // Of forward, and of merge.
+    // Arrays of flashattn_args and of flashattn_merge_args.
     let _ = Output::new(ViewMut::new(&mut o, [1, 1, 1, 16]).unwrap()).most(&mut y);
 }
 """, encoding="utf-8")

@@ -85,7 +85,7 @@ function quantize_arrays(given::Dict{Symbol,Any}, options::Dict{Symbol,Any})
     ragged = any(field -> field.role === :input && option(field.name) !== nothing, QUANTIZE)
     new(E, dims) = (x = similar(storage(model.array), E, dims);
                     ragged ? fill!(x, reinterpret(E, zero(bits_of(E)))) : x)
-    # What the conditions of results speak of.
+    # The words in the conditions of outputs that hold for this call.
     there = union(keys(tensors), wide ? Symbol[] : [:F8E4M3],
                   smooths && haskey(tensors, :k) ? [:SMOOTH_K] : Symbol[])
     for (name, t) in in_order(tensors)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# What the condition of a result asks for, by name.
+# The words of each output's condition, all of which must hold: inputs, a transform, a type.
 _ASKED = {name: frozenset(re.findall(r"\b(?:[qkv]|SMOOTH_K|F8E4M3)\b", array.condition))
           for name, array in ARRAYS["flashattn_quantize_args"].items() if array.role == "output"}
 
@@ -90,7 +90,7 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
     plan = cached_plan((*types.values(), sizes["heads_q"], sizes["heads_kv"], sizes["dim_qk"],
                         sizes["dim_v"]), uniform(options))
     call.put_all()
-    # What the conditions of outputs speak of.
+    # The words in the conditions of outputs that hold for this call.
     there = {*call.tensors, *(["SMOOTH_K"] if smooths and "k" in call.tensors else []),
              *([] if wide else ["F8E4M3"])}
     made: Dict[str, Any] = {}

@@ -103,9 +103,10 @@ PackedHeads PackedForwardKernels::grid(const ReadyKernel<ForwardEntry>& kernel, 
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-  // K and V of about the size of L2 push the kernels' code out of it, which the next call would
-  // fetch from memory, if they stay there themselves. More of them, or those of many Q tiles, are
-  // loaded faster if they stay. H200, one sequence of 8k keys, 64 to 128 queries: 6 to 10 %.
+  // K and V that just fill L2 evict the kernels' code, which the next call then fetches from
+  // memory, unless they are evicted first. H200, one sequence of 8k keys, 64 to 128 queries: 6 to
+  // 10 % faster. Larger K and V, and those that many Q tiles read, load 1 to 5 % faster if evicted
+  // last.
   constexpr int64_t kFewTiles = 8;
   p.evict_kv_first = heads * head_bytes <= 2 * l2_bytes_ && tiling.row_tiles(shape) <= kFewTiles;
   *swizzle = L2Swizzle::of(heads, tiling.row_tiles(shape) * p.max_splits,

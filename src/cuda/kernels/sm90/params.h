@@ -66,7 +66,7 @@ struct PackedHeads {
   int32_t max_splits;  // the most splits of a sequence
   FastDivmod by_splits;
   int32_t partial_queries;  // as in cuda::ForwardParams
-  int32_t evict_kv_first;   // K and V leave L2 before all else
+  int32_t evict_kv_first;   // the L2 policy of K and V is evict_first, else evict_last
   TreeParams tree;          // with TREE; the problem's masks are its hull then
 };
 
