@@ -47,6 +47,12 @@ FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, 
   return s;
 }
 
+// Whether seqlen_info() reads lengths from memory, which on a GPU an earlier kernel may write.
+FLASHATTN_HD bool reads_lengths(const Problem& problem, const Inputs& in) {
+  return problem.layout & (FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV) || in.lens_q ||
+         in.lens_kv || in.starts_kv;
+}
+
 // Reads all sequences of a batch once, each as seqlen_info() does. Besides, with VARLEN no sequence
 // begins before the previous one ends.
 inline void resolve_seqlens(const Problem& problem, const Shape& shape, const Inputs& in,

@@ -29,6 +29,7 @@ CASES = {
     "alibi, keys behind": BASE.replace(alibi="h", heads_q=2, top_left=True, dtype="f16"),
     "capped": BASE.replace(softcap=30.0, heads_q=2, causal=True, seqlen_kv=900),
     "alibi, capped": BASE.replace(alibi="h", heads_q=2, top_left=True, softcap=30.0, dim_qk=128),
+    "packed heads": BASE.replace(seqlen_q=40, seqlen_kv=1500, heads_q=4, heads_kv=1, dim_qk=128),
     "many": BASE.replace(batch=2, heads_q=4, seqlen_kv=300),
 }
 

@@ -126,13 +126,13 @@ int32_t set_arrays(const ForwardArgs& args, void* workspace, ForwardParams* para
 // Returns OK if a one-dimensional grid may have so many CTAs.
 int32_t check_grid(int64_t ctas);
 
-// Launches a kernel of a table with a grid of `ctas` CTAs, in clusters of `cluster`.
+// Launches a kernel of a table with a grid of `ctas` CTAs, in clusters of `cluster`. early: by PDL.
 template <class Entry, class Params>
 int32_t launch(const Entry& entry, int64_t ctas, const Params& params, cudaStream_t stream,
-               const char* what, int cluster = 1) {
+               const char* what, int cluster = 1, bool early = false) {
   if (const int32_t status = check_grid(ctas)) return status;
-  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(ctas)), entry.threads,
-                                 entry.shared_bytes, params, stream, cluster),
+  return status_of(launch_with(early, entry.kernel, dim3(static_cast<unsigned>(ctas)),
+                               entry.threads, entry.shared_bytes, params, stream, cluster),
                    what);
 }
 

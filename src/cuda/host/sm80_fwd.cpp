@@ -58,12 +58,19 @@ std::string kernel_name(const ForwardEntry& e) {
   return forward_name("sm80", e) + (e.decodes ? "_decode" : "") + (e.modified ? "_modified" : "");
 }
 
+// The entry with shared memory enough that a CTA has a multiprocessor to itself. shared_memory:
+// what the device offers a CTA.
+ForwardEntry alone(ForwardEntry entry, int32_t shared_memory) {
+  entry.shared_bytes = std::max(entry.shared_bytes, (shared_memory / 2048 + 1) * 1024);
+  return entry;
+}
+
 // Sets up the kernel that merges in clusters. Asks the driver once per device and kernel how many
 // clusters run at once. Throws Refused.
 ClusterLimits ready_clusters(const Device& device, const ForwardEntry& entry) {
   static std::mutex mutex;
   static std::map<std::pair<int32_t, const ForwardEntry*>, ClusterLimits> known;
-  const ForwardEntry merging = entry.merging();
+  const ForwardEntry merging = alone(entry.merging(), device.properties.shared_memory);
   const void* const kernel = reinterpret_cast<const void*>(merging.kernel);
   cudaFuncAttributes attributes{};
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
@@ -101,6 +108,7 @@ bool has_code(int32_t device) {
 ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
+      shared_memory_(device.properties.shared_memory),
       l2_bytes_(usable_l2_bytes(device.index)),
       combine_starts_early_(false) {
   throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
@@ -293,8 +301,17 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
   const bool merges = p.log2_cluster > 0;
-  const int32_t status = cuda::launch(merges ? choice.entry->merging() : *choice.entry, p.ctas(), p,
-                                      stream, "launching the forward kernel", 1 << p.log2_cluster);
+  ForwardEntry entry = merges ? choice.entry->merging() : *choice.entry;
+  const bool early =
+      entry.decodes && combine_starts_early_ && !reads_lengths(problem_, args.inputs);
+  // CTAs of a cluster that starts early may share a multiprocessor while others are idle. Where
+  // they have little to do, that costs less than it saves to start while the kernel before ends.
+  constexpr int32_t kFewKeys = 128;
+  if (merges && early &&
+      split_keys(p.split, {args.shape.seqlen_q, args.shape.seqlen_kv}) > kFewKeys)
+    entry = alone(entry, shared_memory_);
+  const int32_t status = cuda::launch(entry, p.ctas(), p, stream, "launching the forward kernel",
+                                      1 << p.log2_cluster, early);
   if (status != FLASHATTN_OK || p.max_splits <= 1 || merges) return status;
   return status_of(launch_combine(p, combine_starts_early_, stream),
                    "launching the combine kernel");

@@ -35,7 +35,7 @@ class ForwardKernels final : public ForwardRow {
   bool is_uneven(const Shape& shape) const;  // see may_be_uneven()
 
   const Problem problem_;
-  const int32_t multiprocessors_;
+  const int32_t multiprocessors_, shared_memory_;
   const int64_t l2_bytes_;
   // choose() picks one by the numbers of queries and CTAs.
   Kernel deep_, shallow_, rows32_, rows64_, tiny_, small_, medium_, large_;

@@ -332,8 +332,12 @@ int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* p
   const int64_t tiles = entry.uses_stream_k ? p->stream_k.work_items : p->swizzle.count();
   const int64_t resident = kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
-  // another kernel: no early launch.
-  if (tiles < resident) return cuda::launch(entry, tiles, *p, stream, kLaunching);
+  // another kernel: no early launch, unless a CTA fills a multiprocessor, as with packed heads.
+  // Those plan their tiles before they wait, for which they may need lengths.
+  if (tiles < resident) {
+    const bool early = p->packed.max_splits > 0 && !reads_lengths(p->problem, p->args.inputs);
+    return cuda::launch(entry, tiles, *p, stream, kLaunching, 1, early);
+  }
   p->tile_counter = counter;
   p->stamp = new_stamp();
   return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,

@@ -157,7 +157,8 @@ int32_t PackedForwardKernels::launch(const ForwardArgs& args, void* workspace,
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
   // The combine kernel reads lengths before it waits. A kernel that itself starts early, see
   // launch_forward(), does not order those reads behind the work that wrote them.
-  const bool starts_early = combine_starts_early_ && p.swizzle.count() < kernel.resident;
+  const bool starts_early = combine_starts_early_ && (p.swizzle.count() < kernel.resident ||
+                                                      !reads_lengths(problem_, args.inputs));
   return status_of(launch_combine(common, starts_early, stream), "launching the combine kernel");
 }
 

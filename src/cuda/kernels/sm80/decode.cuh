@@ -48,11 +48,7 @@ class DecodeKernel : FwdWorkTile, DecodeSoftmax<Config> {
   }
 
   __device__ __forceinline__ void run() {
-    if constexpr (Config::kMerges) {
-      merge_.expect(rows_);
-    } else if (params_.max_splits > 1) {
-      ptx::griddep_launch_dependents();  // the combine kernel
-    }
+    if constexpr (Config::kMerges) merge_.expect(rows_);
     if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
     const DecodeEpilogue<Config> epilogue(params_, shared_, cache_, merge_);
@@ -303,7 +299,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
   if constexpr (!Config::kMerges || kHasClusters) {
     char* const shared = ptx::dynamic_shared();
     DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-    if (kernel.init()) kernel.run();
+    // All that init() may read from memory are lengths. Where there are any, the kernel does not
+    // start early.
+    const bool has_work = kernel.init();
+    ptx::griddep_wait();
+    ptx::griddep_launch_dependents();
+    if (has_work) kernel.run();
   }
 }
 

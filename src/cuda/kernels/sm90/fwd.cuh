@@ -36,6 +36,8 @@
 
 namespace flashattn::cuda::sm90 {
 
+constexpr int32_t kSchedulerWarp = 1;
+
 template <class Config, class Mainloop>
 __device__ __forceinline__ void run_forward(const ForwardParams& params) {
   char* const shared = ptx::dynamic_shared();
@@ -55,7 +57,10 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
   for (int32_t n = threadIdx.x; n < kRedoCapacity; n += Config::kThreads) storage.redo_queue[n] = 0;
   if (threadIdx.x == 0) storage.base_overflowed = 0;
   __syncthreads();
-  ptx::griddep_wait();
+  // Packed heads: to plan its only work tile, the scheduler warp reads no memory but lengths.
+  const bool plans_early =
+      Config::kPacksHeads && threadIdx.x / 32 == kSchedulerWarp && params.tile_counter == nullptr;
+  if (!plans_early) ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
@@ -65,7 +70,7 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       KvProducer<Config>(params, ptx::shared_address(shared), storage, warp == 0,
                          warp == 3 || !split_kv_producers)
           .run();
-    } else if (warp == 1) {
+    } else if (warp == kSchedulerWarp) {
       SchedulerWarp<Config>(params, storage).run();
     } else if (Config::kQProducerWarp && warp == 2) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);

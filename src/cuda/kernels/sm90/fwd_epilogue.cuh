@@ -331,9 +331,7 @@ class FwdEpilogue {
     if constexpr (Softmax::kMayBePartial) {
       const int32_t mi = lane() % 4, i = work_tile().query + row() + mi * 8;
       if (mi > 1 || i >= work_tile().query_end || !softmax_.has_head(i)) return;
-      const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
-      params_.partial_sums[softmax_.partial_row(i)] = {base * (softmax_.log2_unit(redo) * kLn2),
-                                                       mi == 0 ? row_sum_[0] : row_sum_[1]};
+      params_.partial_sums[softmax_.partial_row(i)] = softmax_.partial_sum(mi, redo);
     }
   }
 

@@ -238,6 +238,19 @@ class FwdSoftmax : public FwdConsumer<Config> {
     return redo && !Config::kIsFp8 ? kRedoUnit : kScoreUnit;
   }
 
+  // Base, in natural units, and sum of row mi, to be merged with those of other keys. The sum is
+  // brought into [1, 2): bases, which are not maxima, may differ by so much that weights made of
+  // them alone would be 0.
+  __device__ __forceinline__ PartialSum partial_sum(int32_t mi, bool redo) const {
+    const float base = mi == 0 ? softmax_base_[0] : softmax_base_[1];
+    const float sum = mi == 0 ? row_sum_[0] : row_sum_[1], unit = log2_unit(redo) * kLn2;
+    if (!(sum >= FLT_MIN && sum <= FLT_MAX)) return {base * unit, sum};
+    constexpr uint32_t kOne = 0x3f800000, kMantissa = 0x007fffff;
+    const uint32_t bits = __float_as_uint(sum);
+    const int32_t exponent = static_cast<int32_t>(bits >> 23) - 127;
+    return {fmaf(base, unit, exponent * kLn2), __uint_as_float((bits & kMantissa) | kOne)};
+  }
+
   // Reduces the row sums over the quad. P V has P rounded to T: where one key has a row's weight
   // (the only visible one, or one far above the first tile visited), excess_ is how far its rounded
   // P exceeds l. Divided by l + excess, O is V of that key, and dS = P (dP - delta) vanishes.
