@@ -302,8 +302,10 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
   const bool merges = p.log2_cluster > 0;
   ForwardEntry entry = merges ? choice.entry->merging() : *choice.entry;
+  // The combine kernel reads lengths before it waits: a kernel that starts early itself does not
+  // order that behind the work that wrote them.
   const bool early =
-      entry.decodes && combine_starts_early_ && !reads_lengths(problem_, args.inputs);
+      entry.decodes && combine_starts_early_ && (merges || !reads_lengths(problem_, args.inputs));
   // CTAs of a cluster that starts early may share a multiprocessor while others are idle. Where
   // they have little to do, that costs less than it saves to start while the kernel before ends.
   constexpr int32_t kFewKeys = 128;

@@ -185,8 +185,10 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
       return status;
     }
   }
-  const int32_t status = cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
-                                      "launching the kernel for latent attention", p.cluster_size);
+  const bool early = combine_starts_early_ && !reads_lengths(problem_, args.inputs);
+  const int32_t status =
+      cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
+                   "launching the kernel for latent attention", p.cluster_size, early);
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
   return status_of(launch_combine(common, combine_starts_early_, stream),
                    "launching the combine kernel");

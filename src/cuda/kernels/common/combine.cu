@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int32_t head = blockIdx.x * (kRows >> log2) + (row >> log2);
   const int32_t b = head / heads, h = head % heads;
   const bool is_head = kRows == 1 || b < args.shape.batch;  // the last CTA may have fewer
-  // Lengths are complete: where there are any, the forward kernel does not start early.
+  // Lengths are complete: where there are any, the forward kernel has not started early.
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, is_head ? b : 0);
   const int32_t parts = split_count(params.split, sequence.len);
   // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine

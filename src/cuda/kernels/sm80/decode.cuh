@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
   if constexpr (!Config::kMerges || kHasClusters) {
     char* const shared = ptx::dynamic_shared();
     DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
-    // All that init() may read from memory are lengths. Where there are any, the kernel does not
-    // start early.
+    // The kernel may have started early. All that init() may read from memory are lengths.
+    if (reads_lengths(params.problem, params.args.inputs)) ptx::griddep_wait();
     const bool has_work = kernel.init();
     ptx::griddep_wait();
     ptx::griddep_launch_dependents();

@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<typename Config::SharedStorage*>(shared + Config::kTensorBytes);
   // Warp-uniform, so that descriptors stay in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  if (params.common.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
   if (threadIdx.x == 0) {
     if (params.kv_box_rows > 0) ptx::tma_prefetch(&params.k);  // otherwise the host leaves it unset
     MlaWorkTile tile;
@@ -89,6 +88,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   // From here on barriers are initialised, in both CTAs of a cluster. Both have work, or neither.
   sync_mla_ctas(params);
+  // Plans read no memory but lengths. Where there are any, the kernel does not start early.
+  ptx::griddep_wait();
+  ptx::griddep_launch_dependents();
   if (!storage.has_work) return;
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
