@@ -84,8 +84,8 @@ int32_t Dbias::launch_dbias(const BackwardParams& p, cudaStream_t stream, bool h
                 " others; the most are 2^31 - 1 and 2^30: split the batch",
                 tiles, steps);
   }
-  sm80::DbiasParams params{p, OrderedSplit::unsplit(static_cast<int32_t>(tiles),
-                                                    static_cast<int32_t>(steps))};
+  sm80::DbiasParams params{
+      p, OrderedSplit::unsplit(static_cast<int32_t>(tiles), static_cast<int32_t>(steps))};
   // With BATCH_INVARIANT no order of additions may depend on the batch.
   if (has_counters && tiles <= kMostSplitTiles &&
       p.problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT) {

@@ -54,7 +54,8 @@ struct OrderedSplit {
 
  private:
   FLASHATTN_HD constexpr int32_t begin(int32_t n) const {
-    const int64_t at = static_cast<int64_t>(n) * first + static_cast<int64_t>(more) * n * (n - 1) / 2;
+    const int64_t at =
+        static_cast<int64_t>(n) * first + static_cast<int64_t>(more) * n * (n - 1) / 2;
     return n >= splits || at > steps ? steps : static_cast<int32_t>(at);
   }
 };

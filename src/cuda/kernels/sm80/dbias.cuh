@@ -6,8 +6,8 @@
 // step is a sequence, a head and a Q tile that are summed into the tile. The first warp finds many
 // steps at a time; the CTA's threads share their addresses, which take long to compute.
 //
-// Budget of a step of 128 x 128 x 64 (16 warps), in clocks of an H200: mma.sync 1,700; shared memory
-// 2,500, of which the bias takes 512; 2^x 1,024; issue slots 1,600 (8 an element, and loads); L2
+// Budget of a step of 128 x 128 x 64, in clocks of an H200: mma.sync 1,700; shared memory
+// 2,560, of which the bias takes 512; 2^x 1,024; issue slots 1,800 (14 an element); L2
 // 64 KB, some 3,000 when all CTAs load at once. Larger tiles load fewer bytes per element.
 //
 // Shared memory: see DbiasConfig.
@@ -42,10 +42,8 @@ class DbiasKernel {
       storage_.found = 0;
     }
     __syncthreads();
-    Fragment acc;
-    if constexpr (kIsDense) load_bias(acc);
-#pragma unroll
-    for (float& x : flat(acc)) x = 0.0f;
+    Fragment acc = {};
+    // Before the first step, n = -1, there are only loads.
 #pragma unroll 1
     for (int32_t n = -1; n < storage_.found; ++n) {
       const int stage = Config::kStages == 2 ? n & 1 : 0;
@@ -61,8 +59,7 @@ class DbiasKernel {
         load_qk(n + 1, stage ^ 1);
         load_dout_v(n + 1, stage ^ 1);
         ptx::cp_async_commit();
-        if (n < 0) continue;
-        compute_p(p, n, stage);
+        if (n >= 0) compute_p(p, n, stage);
       } else {
         if (n >= 0) {
           load_dout_v(n, 0);
@@ -73,9 +70,12 @@ class DbiasKernel {
         }
         load_qk(n + 1, 0);
         ptx::cp_async_commit();
-        if (n < 0) continue;
       }
-      add_ds(acc, p, n, stage);
+      if (n >= 0) {
+        add_ds(acc, p, n, stage);
+      } else if constexpr (kIsDense) {
+        load_bias(p);
+      }
     }
     finish(acc);
   }
@@ -105,9 +105,8 @@ class DbiasKernel {
     return shared_ + Config::kStats + (stage * 3 + which) * Config::kStatBytes;
   }
 
-  // Stores this thread's part of the bias, in the units of the scores, for its own use. scratch: for
-  // the compiler, which need not find other registers.
-  __device__ __forceinline__ void load_bias(Fragment& scratch) const {
+  // Stores this thread's part of the bias, in the units of the scores, for its own use. p: zeros.
+  __device__ __forceinline__ void load_bias(Fragment& p) const {
     const Inputs& in = params_.args.inputs;
     const DenseBias bias =
         DenseBias::of(params_.problem, in, tile().batches.begin, tile().heads.begin);
@@ -115,9 +114,7 @@ class DbiasKernel {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
       const int32_t i = tile().query + row() + m * 16;
-      float(&x)[kMmaN * 4] = flat(scratch[m]);
-#pragma unroll
-      for (float& each : x) each = 0.0f;
+      float (&x)[kMmaN * 4] = flat(p[m]);
       DenseBiasTile<true>{bias,
                           i,
                           j,
@@ -171,8 +168,7 @@ class DbiasKernel {
     }
   }
   __device__ __forceinline__ float load_stat(int stage, int which, int m, int half) const {
-    return __uint_as_float(
-        ptx::load_shared(stats(stage, which) + (row() + m * 16 + half * 8) * 4));
+    return __uint_as_float(ptx::load_shared(stats(stage, which) + (row() + m * 16 + half * 8) * 4));
   }
 
   // p = 2^(s - lse2).
@@ -329,8 +325,7 @@ class DbiasKernel {
     const int32_t own = storage_.cta_idx / split_.tiles;
     int32_t* const added = params_.arrived + 1 + storage_.cta_idx % split_.tiles;
     if (threadIdx.x == 0) {
-      while (ptx::load_acquire(added) != own) {
-      }
+      while (ptx::load_acquire(added) != own) __nanosleep(20);
     }
     __syncthreads();
     store(acc, own > 0);

@@ -9,12 +9,16 @@ namespace flashattn::cuda::sm80 {
 template <class T, int kDim, int kTileQ, int kTileKv, int kMmaM, int kKeyWarps, int kStages,
           int kMinCtasPerSm, class ScoreMod>
 constexpr DbiasEntry dbias_instance() {
-  using Config = DbiasConfig<T, kDim, kTileQ, kTileKv, kMmaM, kKeyWarps, kStages, kMinCtasPerSm,
-                             ScoreMod>;
-  return {kDtype<T>,        kDim,
-          !Config::kIsDense, kTileQ,
-          kTileKv,          kStages,
-          Config::kThreads, kDbiasSharedBytes<Config>,
+  using Config =
+      DbiasConfig<T, kDim, kTileQ, kTileKv, kMmaM, kKeyWarps, kStages, kMinCtasPerSm, ScoreMod>;
+  return {kDtype<T>,
+          kDim,
+          !Config::kIsDense,
+          kTileQ,
+          kTileKv,
+          kStages,
+          Config::kThreads,
+          kDbiasSharedBytes<Config>,
           &dbias_kernel<Config>};
 }
 

@@ -1,5 +1,5 @@
-// Configuration of the portable kernel for the gradient of a dense bias: its tiles in shared memory,
-// and the steps that a CTA visits.
+// Configuration of the portable kernel for the gradient of a dense bias: its tiles in shared
+// memory, and the steps that a CTA visits.
 #pragma once
 
 #include "cuda/device/block_mask.cuh"
@@ -83,8 +83,8 @@ __device__ __forceinline__ DbiasTile dbias_tile(const BackwardParams& params, in
   DbiasTile t;
   t.key = take(1, (args.shape.seqlen_kv + Config::kTileKv - 1) / Config::kTileKv).begin;
   t.key *= Config::kTileKv;
-  const Interval tiles = take(args.dbias_stride_row,
-                              (args.shape.seqlen_q + Config::kTileQ - 1) / Config::kTileQ);
+  const Interval tiles =
+      take(args.dbias_stride_row, (args.shape.seqlen_q + Config::kTileQ - 1) / Config::kTileQ);
   t.query = tiles.begin * Config::kTileQ;
   t.row_tiles = tiles.end - tiles.begin;
   t.heads = take(args.dbias_stride_head, params.problem.heads_q);
