@@ -55,19 +55,20 @@ class DbiasKernel {
         __syncthreads();
       }
       Fragment p = {};
-      if constexpr (Config::kStages == 2) {
+      if (Config::kStages == 1 && n >= 0) {
+        load_dout_v(n, 0);
+        ptx::cp_async_commit();
+      }
+      if (n >= 0) compute_s(p, stage);
+      if constexpr (Config::kStages == 2) {  // while tensor cores compute S
         load_qk(n + 1, stage ^ 1);
         load_dout_v(n + 1, stage ^ 1);
         ptx::cp_async_commit();
-        if (n >= 0) compute_p(p, n, stage);
-      } else {
-        if (n >= 0) {
-          load_dout_v(n, 0);
-          ptx::cp_async_commit();
-          compute_p(p, n, 0);
-          ptx::cp_async_wait<0>();
-          __syncthreads();  // dO and V have arrived, and all warps have read Q and K
-        }
+      }
+      if (n >= 0) compute_p(p, n, stage);
+      if constexpr (Config::kStages == 1) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // dO and V have arrived, and all warps have read Q and K
         load_qk(n + 1, 0);
         ptx::cp_async_commit();
       }
@@ -171,11 +172,14 @@ class DbiasKernel {
     return __uint_as_float(ptx::load_shared(stats(stage, which) + (row() + m * 16 + half * 8) * 4));
   }
 
-  // p = 2^(s - lse2).
-  __device__ __forceinline__ void compute_p(Fragment& p, int32_t n, int stage) const {
+  __device__ __forceinline__ void compute_s(Fragment& s, int stage) const {
     const uint32_t q = shared_ + stage * Config::kStageBytes;
-    gemm_nt<T, kDim>(p, a_k_major(QTile{q}, warp_row(), lane()),
+    gemm_nt<T, kDim>(s, a_k_major(QTile{q}, warp_row(), lane()),
                      b_k_major(KvTile{q + QTile::kBytes}, warp_column(), lane()));
+  }
+
+  // Turns Q K^T into P = 2^(s - lse2).
+  __device__ __forceinline__ void compute_p(Fragment& p, int32_t n, int stage) const {
     modify(p, n);
     if (!step(n).full) hide(p, n);
     float base[kMmaM][2];
