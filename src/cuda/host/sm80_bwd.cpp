@@ -77,6 +77,8 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
     p.dq_order_tile_q = main_.entry->tile_q;
     p.dq_order = workspace.take<int32_t>(p.head_tiles(p.dq_order_tile_q) * problem_.heads_q);
   }
+  p.arrived_count = dbias_.counters();
+  if (p.arrived_count > 0) p.arrived = workspace.take<int32_t>(p.arrived_count);
   *bytes = workspace.unaligned_bytes();
   return p;
 }
@@ -119,7 +121,8 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
         status_of(launch_bwd_postprocess(p, stream), "launching the conversion of dq");
     if (status != FLASHATTN_OK) return status;
   }
-  return dbias_.launch_with_dsink(p, stream);
+  // The preprocessing has cleared the counters of dbias.
+  return dbias_.launch_with_dsink(p, stream, args.shape.seqlen_q > 0);
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -6,17 +6,19 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDim, int kTileKv>
-constexpr BackwardEntry dbias_instance() {
-  using Config = DbiasConfig<T, kDim, kTileKv>;
+template <class T, int kDim, int kTileQ, int kTileKv, int kMmaM, int kKeyWarps, int kStages,
+          int kMinCtasPerSm, class ScoreMod>
+constexpr DbiasEntry dbias_instance() {
+  using Config =
+      DbiasConfig<T, kDim, kTileQ, kTileKv, kMmaM, kKeyWarps, kStages, kMinCtasPerSm, ScoreMod>;
   return {kDtype<T>,
           kDim,
-          true,
-          Config::kTileQ,
-          Config::kTileKv,
-          1,
+          !Config::kIsDense,
+          kTileQ,
+          kTileKv,
+          kStages,
           Config::kThreads,
-          Config::kSharedBytes,
+          kDbiasSharedBytes<Config>,
           &dbias_kernel<Config>};
 }
 

@@ -1,6 +1,7 @@
 // The tables of portable kernels in this build, generated from table.txt.
 #pragma once
 
+#include "cuda/host/schedule/ordered_split.h"
 #include "cuda/kernels/table.h"
 #include "cuda/params.h"
 
@@ -44,30 +45,45 @@ struct ForwardEntry {
 };
 
 // A kernel of the backward pass, or of the gradient of the dense bias.
-struct BackwardEntry {
+template <class Params>
+struct GradientEntry {
   int32_t dtype;
   int32_t dim;  // the largest dim_qk and dim_v it computes
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
-  void (*kernel)(BackwardParams);
+  void (*kernel)(Params);
 };
+using BackwardEntry = GradientEntry<BackwardParams>;
+
+// common.arrived: counters that are 0, if the split has several CTAs a tile. The CTAs that have
+// started, then for each tile the CTAs that have added their part.
+struct DbiasParams {
+  BackwardParams common;
+  OrderedSplit split;
+};
+// Not modified: scores have the dense bias alone, which is the same for all that a tile sums.
+using DbiasEntry = GradientEntry<DbiasParams>;
 
 // Entries of a dtype are in order of head size.
 Table<ForwardEntry> forward_table();
 Table<BackwardEntry> backward_table();
-Table<BackwardEntry> dbias_table();
+Table<DbiasEntry> dbias_table();
 
 inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
   return a.dim_qk == b.dim_qk && a.dim_v == b.dim_v;
 }
-inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
+template <class Params>
+bool same_heads(const GradientEntry<Params>& a, const GradientEntry<Params>& b) {
+  return a.dim == b.dim;
+}
 
 // Heads above 256 have only the kernel that takes any score modification at run time: beside
 // products of this size that costs little.
 inline bool has_plain_kernels(const Problem& p) { return p.dim_qk <= 256 && p.dim_v <= 256; }
 
 // Whether a kernel computes the problem's dtype and head sizes.
-inline bool takes(const BackwardEntry& e, const Problem& p, bool modified) {
+template <class Params>
+bool takes(const GradientEntry<Params>& e, const Problem& p, bool modified) {
   return e.dtype == p.dtype && e.modified == modified && e.dim >= p.dim_qk && e.dim >= p.dim_v;
 }
 

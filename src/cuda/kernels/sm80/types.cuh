@@ -17,6 +17,7 @@ constexpr Size rows32 = Size::kDecode32, rows64 = Size::kDecode64;
 constexpr Size small = Size::kSmall, medium = Size::kMedium;  // for a cache of E4M3, see Size
 
 using plain = ScoreModChain<>;
+using dense_bias = ScoreModChain<DenseBias>;
 using runtime = RuntimeScoreMod;
 // Members are on as the problem says. Decode kernels have no block masks and no dropout.
 using softcap_biases = RuntimeChain<Softcap, Alibi, DenseBias>;
