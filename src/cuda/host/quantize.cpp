@@ -12,9 +12,86 @@ namespace {
 using namespace quantize;
 
 constexpr int kMinThreads = 64;
+constexpr int64_t kLeastShare = 8192;  // bytes of a block that a CTA has at least
 
 // The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
 int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
+
+bool transforms(const QuantizeArgs& args) { return args.transform != 0 || args.lse_shift; }
+
+int32_t log2_floor(int64_t x) {
+  int32_t n = 0;
+  while (x >> (n + 1) > 0) ++n;
+  return n;
+}
+
+struct StreamLaunch {
+  int64_t ctas = 0;  // 0: quantize_stream_kernel cannot do the work
+  int32_t threads, shared_bytes;
+};
+
+// Fills the fields of quantize_stream_kernel.
+StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
+  const int32_t size = dtype_size(p.args.dtype), slot_bytes = kVector * size;
+  const bool kept_in_fp32 = transforms(p.args);
+  const int32_t kept_bytes = kept_in_fp32 ? kVector * 4 : slot_bytes;
+  StreamLaunch launch;
+  int64_t blocks = 0;
+  for (QuantizeOperand& x : p.operands) {
+    if (x.blocks > 0 && !(x.vectors && x.out.data && x.dtype_out == FLASHATTN_DTYPE_F8E4M3)) {
+      return launch;
+    }
+    x.first_block = static_cast<int32_t>(blocks);
+    x.per_block = FastDivmod::of(std::max(x.blocks, 1));
+    blocks += int64_t{p.args.shape.batch} * p.problem.heads_kv * x.blocks;
+    if (blocks > INT32_MAX) return launch;
+  }
+  p.stream.blocks = static_cast<int32_t>(blocks);
+  p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
+  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, else the most.
+  for (int32_t log2_ctas = 0; blocks > 0 && 1 << log2_ctas <= limits.max_ctas; ++log2_ctas) {
+    const auto share_bytes = [&](const QuantizeOperand& x) {
+      return ceil_div(x.tokens, 1 << log2_ctas) * x.heads * slot_bytes << x.log2_lanes;
+    };
+    int64_t bytes = 0;
+    for (const QuantizeOperand& x : p.operands) bytes = std::max(bytes, share_bytes(x));
+    const bool last = 2 << log2_ctas > limits.max_ctas;
+    if (!last && bytes > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
+    // 256 bytes for the rows of a thread: fewer rows do not pay for the begin of a block.
+    const int64_t wanted = ceil_div(bytes, int64_t{256} / kept_bytes * slot_bytes);
+    int32_t threads = 32;
+    while (threads < std::min<int64_t>(wanted, kMaxThreads)) threads *= 2;
+    int64_t chunks = 1;
+    for (QuantizeOperand& x : p.operands) {
+      const int32_t rows = threads >> x.log2_lanes;
+      x.log2_inner = (x.heads & (x.heads - 1)) == 0 && x.heads <= rows ? log2_floor(x.heads) : 0;
+      x.log2_tokens = log2_floor(rows) - x.log2_inner;
+      chunks = std::max(chunks, ceil_div(ceil_div(x.tokens, 1 << log2_ctas),
+                                         kChunk << x.log2_tokens) *
+                                    (x.heads >> x.log2_inner));
+    }
+    const int64_t control = ceil_div(
+        kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128;
+    bytes = control + (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
+    const bool two = bytes <= shared_of_two(limits);
+    if (!two && (!last || bytes > limits.shared_bytes)) continue;
+    p.stream.log2_ctas = log2_ctas;
+    p.stream.kept_chunks = static_cast<int32_t>(chunks);
+    p.stream.control_bytes = static_cast<int32_t>(control);
+    int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
+    if (log2_ctas == 0) {
+      // As many as shared memory and registers allow.
+      const int32_t by_threads = (kept_in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
+      clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
+                 limits.multiprocessors;
+    }
+    launch.ctas = std::min<int64_t>(std::max<int64_t>(clusters, 1), blocks) << log2_ctas;
+    launch.threads = threads;
+    launch.shared_bytes = static_cast<int32_t>(bytes);
+    break;
+  }
+  return launch;
+}
 
 }  // namespace
 
@@ -26,8 +103,9 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   limits->max_ctas = kMaxCtas;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeKernels of = quantize_kernels(dtype);
+    const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
     then(preload(of.k_mean));
-    for (const QuantizeKernels::Kernel each : {of.any, of.plain}) {
+    for (const QuantizeKernel each : {of.any, stream.plain, stream.transforms}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
@@ -35,16 +113,24 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
                                 limits->shared_bytes));
       // Code compiled from older PTX cannot run in clusters.
       if (error != cudaSuccess || attributes.ptxVersion < 90) {
-        limits->max_ctas = 1;
-        break;
+        limits->max_ctas = 0;
+        return error;
       }
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-      // Every device with clusters has those of 8.
-      const int clusters = active_clusters(kernel, kMaxCtas, kMaxThreads, limits->shared_bytes);
-      if (4 * kMaxCtas * clusters < 3 * limits->multiprocessors) {
-        limits->max_ctas = std::min(limits->max_ctas, 8);
-      }
     }
+  }
+  // Every device with clusters has those of 8.
+  const void* const kernel =
+      reinterpret_cast<const void*>(quantize_stream_kernels(FLASHATTN_DTYPE_BF16).plain);
+  for (int32_t n = 0; n < 5; ++n) {
+    const auto clusters = [&](int32_t bytes) {
+      return n == 0 ? 0 : active_clusters(kernel, 1 << n, kMaxThreads, bytes);
+    };
+    limits->clusters_of_halves[n] = clusters(shared_of_two(*limits));
+    limits->clusters_of_wholes[n] = clusters(limits->shared_bytes);
+  }
+  if (4 * kMaxCtas * limits->clusters_of_wholes[4] < 3 * limits->multiprocessors) {
+    limits->max_ctas = 8;
   }
   return error;
 }
@@ -91,11 +177,19 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
   x[2] = operand(in.v, args.v_out, args.descale_v, 1, problem.dim_v, problem.dtype_kv,
                  shape.seqlen_kv);
   x[0].is_q = x[1].is_k = true;
-  const bool is_plain =
-      args.transform == 0 && !args.lse_shift &&
-      std::all_of(x, x + 3, [](const QuantizeOperand& each) {
-        return !each.in.data || (each.vectors && each.dtype_out == FLASHATTN_DTYPE_F8E4M3);
-      });
+  if (args.k_mean.data) {
+    const dim3 columns(static_cast<unsigned>(problem.heads_kv * shape.batch),
+                       static_cast<unsigned>(ceil_div(problem.dim_qk, kMeanColumns)));
+    const cudaError_t error = launch_kernel(quantize_kernels(args.dtype).k_mean, columns,
+                                            kMeanThreads, 0, p, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (const StreamLaunch launch = plan_stream(p, limits); launch.ctas > 0) {
+    const QuantizeStreamKernels of = quantize_stream_kernels(args.dtype);
+    return launch_with(true, transforms(args) ? of.transforms : of.plain,
+                       dim3(static_cast<unsigned>(launch.ctas)), launch.threads,
+                       launch.shared_bytes, p, stream, 1 << p.stream.log2_ctas);
+  }
 
   // Bytes of a block in shared memory, and of the largest share of one that a CTA has.
   const auto block_bytes = [size](const QuantizeOperand& of) {
@@ -104,8 +198,7 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
   const int64_t heads = int64_t{shape.batch} * problem.heads_kv;
   int64_t ctas = 0, share_bytes = 0, grid = 0;
   for (const QuantizeOperand& each : x) ctas += heads * each.blocks;
-  if (ctas == 0 && !args.k_mean.data) return cudaSuccess;
-  constexpr int64_t kLeastShare = 8192;
+  if (ctas == 0) return cudaSuccess;
   const bool fills = ctas >= limits.multiprocessors;
   int32_t log2_cluster = 0;
   for (QuantizeOperand& each : x) {
@@ -145,17 +238,8 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
     grid += clusters << log2_cluster;
     if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   }
-  const QuantizeKernels of = quantize_kernels(args.dtype);
-  if (args.k_mean.data) {
-    const dim3 columns(static_cast<unsigned>(heads),
-                       static_cast<unsigned>(ceil_div(problem.dim_qk, kMeanColumns)));
-    const cudaError_t error = launch_kernel(of.k_mean, columns, kMeanThreads, 0, p, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (grid == 0) return cudaSuccess;
   const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-  return launch_with(limits.max_ctas > 1, is_plain ? of.plain : of.any,
-                     dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
+  return launch_with(limits.max_ctas > 1, quantize_kernels(args.dtype).any, dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
                      1 << log2_cluster);
 }
 
