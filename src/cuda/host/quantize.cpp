@@ -93,6 +93,19 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   return launch;
 }
 
+cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits,
+                        cudaStream_t stream) {
+  const QuantizeOperand& k = p.operands[1];
+  const int64_t runs = std::max<int64_t>(ceil_div(p.args.shape.seqlen_kv, kMeanKeys), 1);
+  const int64_t lanes = runs << k.log2_lanes;
+  int32_t threads = 32, ctas = 1;
+  while (threads < std::min<int64_t>(lanes, kMaxThreads)) threads *= 2;
+  while (ctas < std::min(kMeanCtas, limits.max_ctas) && int64_t{ctas} * threads < lanes) ctas *= 2;
+  p.mean_ctas = ctas;
+  const dim3 grid(static_cast<unsigned>(p.problem.heads_kv * p.args.shape.batch * ctas));
+  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, 0, p, stream, ctas);
+}
+
 }  // namespace
 
 cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
@@ -102,10 +115,9 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   };
   limits->max_ctas = kMaxCtas;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
-    const QuantizeKernels of = quantize_kernels(dtype);
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
-    then(preload(of.k_mean));
-    for (const QuantizeKernel each : {of.any, stream.plain, stream.transforms}) {
+    then(preload(k_mean_kernel(dtype)));
+    for (const QuantizeKernel each : {quantize_any_kernel(dtype), stream.plain, stream.transforms}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
@@ -178,10 +190,7 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
                  shape.seqlen_kv);
   x[0].is_q = x[1].is_k = true;
   if (args.k_mean.data) {
-    const dim3 columns(static_cast<unsigned>(problem.heads_kv * shape.batch),
-                       static_cast<unsigned>(ceil_div(problem.dim_qk, kMeanColumns)));
-    const cudaError_t error = launch_kernel(quantize_kernels(args.dtype).k_mean, columns,
-                                            kMeanThreads, 0, p, stream);
+    const cudaError_t error = launch_mean(p, limits, stream);
     if (error != cudaSuccess) return error;
   }
   if (const StreamLaunch launch = plan_stream(p, limits); launch.ctas > 0) {
@@ -239,7 +248,7 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
     if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   }
   const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-  return launch_with(limits.max_ctas > 1, quantize_kernels(args.dtype).any, dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
+  return launch_with(limits.max_ctas > 1, quantize_any_kernel(args.dtype), dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
                      1 << log2_cluster);
 }
 

@@ -217,65 +217,11 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
-
-// The mean of some columns of the keys of a head; 0 if there are no keys.
-template <class T>
-__global__ void __launch_bounds__(kMeanThreads)
-    k_mean_kernel(const __grid_constant__ QuantizeParams params) {
-  constexpr int kLanes = kMeanColumns / kVector, kWarps = kMeanThreads / 32;
-  __shared__ double sums[kWarps][kMeanColumns];
-  ptx::griddep_launch_dependents();  // quantize_kernel waits until this kernel has ended
-  const QuantizeOperand& x = params.operands[1];
-  const Problem& problem = params.problem;
-  const QuantizeArgs& args = params.args;
-  const int32_t b = blockIdx.x / problem.heads_kv, kv_head = blockIdx.x - b * problem.heads_kv;
-  const int32_t first_column = blockIdx.y * kMeanColumns;
-  const int32_t lane = threadIdx.x % kLanes, column = first_column + lane * kVector;
-  const int32_t columns = x.dim - column;
-  const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
-  const char* const in =
-      tensor_row(x.in, sizeof(T), b, kv_head, sequence.offset_kv) + column * sizeof(T);
-  double total[kVector] = {};
-  constexpr int kStep = kMeanThreads / kLanes * kMeanKeys;
-  for (int64_t first = threadIdx.x / kLanes * kMeanKeys; first < sequence.len.kv; first += kStep) {
-    const int32_t keys = static_cast<int32_t>(min(int64_t{kMeanKeys}, sequence.len.kv - first));
-    float sum[kVector] = {};
-    const char* row = in + first * x.in.stride_seq * sizeof(T);
-#pragma unroll 8
-    for (int32_t j = 0; j < keys; ++j, row += x.in.stride_seq * sizeof(T)) {
-      float y[kVector];
-      if (x.vectors && columns > 0) {
-        load_columns<T, true>(reinterpret_cast<const T*>(row), kVector, y);
-      } else {
-        load_columns<T, false>(reinterpret_cast<const T*>(row), columns, y);
-      }
-#pragma unroll
-      for (int n = 0; n < kVector; ++n) sum[n] += y[n];
-    }
-#pragma unroll
-    for (int n = 0; n < kVector; ++n) total[n] += sum[n];
-  }
-#pragma unroll
-  for (int n = 0; n < kVector; ++n) {
-    for (int step = kLanes; step < 32; step *= 2) total[n] += shuffle_xor(total[n], step);
-    if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][lane * kVector + n] = total[n];
-  }
-  __syncthreads();
-  const int32_t own = first_column + static_cast<int32_t>(threadIdx.x);
-  if (threadIdx.x >= kMeanColumns || own >= x.dim) return;
-  double sum = 0;
-  for (int n = 0; n < kWarps; ++n) sum += sums[n][threadIdx.x];
-  float* const mean = reinterpret_cast<float*>(tensor_row(args.k_mean, 4, b, kv_head, 0));
-  mean[own] = sequence.len.kv > 0 ? static_cast<float>(sum / sequence.len.kv) : 0.0f;
-}
-
 }  // namespace
 
-QuantizeKernels quantize_kernels(int32_t dtype) {
-  return with_type(dtype, [](auto number) {
-    using T = decltype(number);
-    return QuantizeKernels{&quantize_kernel<T>, &k_mean_kernel<T>};
+QuantizeKernel quantize_any_kernel(int32_t dtype) {
+  return with_type(dtype, [](auto number) -> QuantizeKernel {
+    return &quantize_kernel<decltype(number)>;
   });
 }
 

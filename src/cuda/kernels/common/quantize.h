@@ -40,6 +40,7 @@ struct QuantizeParams {
   QuantizeOperand operands[3];
   int32_t slots;  // rows of a thread that fit in shared memory
   QuantizeStream stream;
+  int32_t mean_ctas;  // of a cluster of k_mean_kernel
 };
 static_assert(sizeof(QuantizeParams) <= 4096, "kernel parameters of any toolkit and driver");
 
@@ -53,20 +54,18 @@ constexpr int kControlBytes = 256;  // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
 constexpr int kAheadChunks = 2;                          // that a thread loads ahead
 constexpr int kExchangeBarrierBytes = 16;
-constexpr int kMeanThreads = 512;
-constexpr int kMeanColumns = 16;  // columns of a CTA: a 32-byte sector of 16-bit elements
+constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
+constexpr int kMeanCtas = 4;   // CTAs of a cluster that share a head
 
 }  // namespace quantize
 
 using QuantizeKernel = void (*)(QuantizeParams);
-struct QuantizeKernels {
-  QuantizeKernel any, k_mean;
-};
 struct QuantizeStreamKernels {
   QuantizeKernel plain, transforms;
 };
 // dtype: of the input.
-QuantizeKernels quantize_kernels(int32_t dtype);
+QuantizeKernel quantize_any_kernel(int32_t dtype);
 QuantizeStreamKernels quantize_stream_kernels(int32_t dtype);
+QuantizeKernel k_mean_kernel(int32_t dtype);
 
 }  // namespace flashattn::cuda
