@@ -103,7 +103,8 @@ cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits,
   while (ctas < std::min(kMeanCtas, limits.max_ctas) && int64_t{ctas} * threads < lanes) ctas *= 2;
   p.mean_ctas = ctas;
   const dim3 grid(static_cast<unsigned>(p.problem.heads_kv * p.args.shape.batch * ctas));
-  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, 0, p, stream, ctas);
+  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, sizeof(MeanStorage), p, stream,
+                       ctas);
 }
 
 }  // namespace

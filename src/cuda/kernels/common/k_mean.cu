@@ -10,12 +10,6 @@ namespace {
 
 using namespace quantize;
 
-struct MeanStorage {
-  uint64_t barrier;                             // counts the bytes of cta_sums
-  double warp_sums[kMaxThreads / 32][kMaxQuantizeDim];
-  double cta_sums[kMeanCtas][kMaxQuantizeDim];  // of the cluster's first CTA
-};
-
 // Adds up a thread's columns of some keys; kAtOnce rows are loaded at once.
 template <class T, bool kWhole, int kAtOnce>
 __device__ __forceinline__ void sum_keys(const char* row, int64_t row_bytes, int32_t keys,
@@ -33,7 +27,7 @@ __device__ __forceinline__ void sum_keys(const char* row, int64_t row_bytes, int
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     mean_kernel(const __grid_constant__ QuantizeParams params) {
-  __shared__ MeanStorage storage;
+  MeanStorage& storage = *reinterpret_cast<MeanStorage*>(ptx::dynamic_shared());
   ptx::griddep_launch_dependents();  // the next kernel waits until this one has ended
   const int32_t ctas = params.mean_ctas, head = static_cast<int32_t>(blockIdx.x) / ctas;
   const int32_t rank = static_cast<int32_t>(blockIdx.x) - head * ctas;

@@ -57,6 +57,13 @@ constexpr int kExchangeBarrierBytes = 16;
 constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
 constexpr int kMeanCtas = 4;   // CTAs of a cluster that share a head
 
+// The shared memory of k_mean_kernel.
+struct MeanStorage {
+  uint64_t barrier;  // counts the bytes of cta_sums
+  double warp_sums[kMaxThreads / 32][kMaxQuantizeDim];
+  double cta_sums[kMeanCtas][kMaxQuantizeDim];  // of the cluster's first CTA
+};
+
 }  // namespace quantize
 
 using QuantizeKernel = void (*)(QuantizeParams);
