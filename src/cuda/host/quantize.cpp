@@ -57,15 +57,16 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     for (const QuantizeOperand& x : p.operands) bytes = std::max(bytes, share_bytes(x));
     const bool last = 2 << log2_ctas > limits.max_ctas;
     if (!last && bytes > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
-    // 256 bytes for the rows of a thread: fewer rows do not pay for the begin of a block.
-    const int64_t wanted = ceil_div(bytes, int64_t{256} / kept_bytes * slot_bytes);
+    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
+    const int32_t rows = kept_in_fp32 && bytes > 16384 ? 8 : 16;
+    const int64_t wanted = ceil_div(bytes, rows * slot_bytes);
     int32_t threads = 32;
     while (threads < std::min<int64_t>(wanted, kMaxThreads)) threads *= 2;
     int64_t chunks = 1;
     for (QuantizeOperand& x : p.operands) {
-      const int32_t rows = threads >> x.log2_lanes;
-      x.log2_inner = (x.heads & (x.heads - 1)) == 0 && x.heads <= rows ? log2_floor(x.heads) : 0;
-      x.log2_tokens = log2_floor(rows) - x.log2_inner;
+      const int32_t at_once = threads >> x.log2_lanes;
+      x.log2_inner = (x.heads & (x.heads - 1)) == 0 && x.heads <= at_once ? log2_floor(x.heads) : 0;
+      x.log2_tokens = log2_floor(at_once) - x.log2_inner;
       chunks = std::max(chunks, ceil_div(ceil_div(x.tokens, 1 << log2_ctas),
                                          kChunk << x.log2_tokens) *
                                     (x.heads >> x.log2_inner));

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kMaxThreads)
         }
         shift.next();
       }
-      if (transforms) transform.apply<false>(y);
+      if (transforms) transform.apply<false>(reinterpret_cast<float(&)[1][kVector]>(y));
       if (left > 0) amax = fmaxf(amax, largest_finite(y));
       if (x.vectors) load_ahead(loads);
     }
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (x.vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
     float y[kVector];
     load(slot, loads, y);
-    if (transforms) transform.apply<false>(y);
+    if (transforms) transform.apply<false>(reinterpret_cast<float(&)[1][kVector]>(y));
     if (left > 0) {
 #pragma unroll
       for (float& each : y) each *= factor;

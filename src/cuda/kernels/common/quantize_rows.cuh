@@ -101,14 +101,16 @@ class Transform {
         size_(params.problem.dim_qk & -params.problem.dim_qk),
         column_(column) {
     if (!rotates_) return;
-    norm_ = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
+    const float norm = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
     const QuantizeArgs& args = params.args;
     const PhiloxWords bits = philox4x32_7({{static_cast<uint32_t>(column / 128), 0, 0, 0}},
                                           static_cast<uint32_t>(args.rotation_seed),
                                           static_cast<uint32_t>(args.rotation_seed >> 32));
     const uint32_t low = column & 32 ? bits.word[1] : bits.word[0];
     const uint32_t high = column & 32 ? bits.word[3] : bits.word[2];
-    signs_ = (column & 64 ? high : low) >> column % 32;
+    const uint32_t signs = (column & 64 ? high : low) >> column % 32;
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) norms_[n] = signs >> n & 1 ? -norm : norm;
   }
 
   // Loads the mean of k, where it is needed.
@@ -133,35 +135,42 @@ class Transform {
     return sum;
   }
 
-  // Of q and k. kWhole: dim is a multiple of kVector.
-  template <bool kWhole>
-  __device__ __forceinline__ void apply(float (&x)[kVector]) const {
+  // Transforms rows of q and k. kWhole: dim is a multiple of kVector.
+  template <bool kWhole, int kRows>
+  __device__ __forceinline__ void apply(float (&x)[kRows][kVector]) const {
     if (subtracts_) {
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) x[n] = __fsub_rn(x[n], mean_[n]);
+      for (auto& row : x) {
+#pragma unroll
+        for (int n = 0; n < kVector; ++n) row[n] = __fsub_rn(row[n], mean_[n]);
+      }
     }
     if (!rotates_) return;
 #pragma unroll
-    for (int n = 0; n < kVector; ++n) {
-      const float product = __fmul_rn(x[n], norm_);
-      x[n] = __uint_as_float(__float_as_uint(product) ^ (signs_ >> n) << 31);
-    }
+    for (auto& row : x) {
 #pragma unroll
-    for (int step = 1; step < kVector; step *= 2) {
-      if (!kWhole && step >= size_) return;
+      for (int n = 0; n < kVector; ++n) row[n] = __fmul_rn(row[n], norms_[n]);
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) {
-        if (n & step) continue;
-        const float a = x[n], b = x[n + step];
-        x[n] = a + b;
-        x[n + step] = a - b;
+      for (int step = 1; step < kVector; step *= 2) {
+#pragma unroll
+        for (int n = 0; n < kVector; ++n) {
+          if (n & step || (!kWhole && step >= size_)) continue;
+          const float a = row[n], b = row[n + step];
+          row[n] = a + b;
+          row[n + step] = a - b;
+        }
       }
     }
-    for (int32_t step = kVector; step < size_; step *= 2) {
-      const float sign = column_ & step ? -1.0f : 1.0f;
+    const uint32_t lanes = static_cast<uint32_t>(size_) / kVector;
+#pragma unroll 1
+    for (uint32_t lane = 1; lane < lanes; lane *= 2) {
+      const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) {
-        x[n] = fmaf(x[n], sign, __shfl_xor_sync(~0u, x[n], step / kVector));
+      for (auto& row : x) {
+#pragma unroll
+        for (float& each : row) {
+          each = fmaf(each, sign, __shfl_xor_sync(~0u, each, static_cast<int>(lane)));
+        }
       }
     }
   }
@@ -170,8 +179,7 @@ class Transform {
   const bool rotates_;
   bool subtracts_ = false;
   const int32_t size_, column_;
-  float norm_ = 0;
-  uint32_t signs_ = 0;  // bit n: column n is negated
+  float norms_[kVector];  // 1 / sqrt(size_), negated where ROTATE negates a column
   float mean_[kVector];
 };
 

@@ -306,6 +306,8 @@ class Largest {
   uint32_t pair_ = 0;
 };
 
+constexpr int kPair = 2;  // rows that are transformed at once
+
 // kTransforms: rows are transformed to fp32 in slots of their own.
 template <class T, bool kTransforms>
 __global__ void __launch_bounds__(kMaxThreads, kTransforms ? 1 : 2)
@@ -373,21 +375,28 @@ __global__ void __launch_bounds__(kMaxThreads, kTransforms ? 1 : 2)
       --chunks;
       ptx::cp_async_wait<kAheadChunks - 1>();
       if constexpr (kTransforms) {
-#pragma unroll 2
-        for (int row = 0; row < kChunk; ++row) {
-          float y[kVector];
-          loaded.load(row, y);
-          if (shifts) {
-            const double product = transform.mean_product(y, rows.has(row), 1 << x.log2_lanes);
+#pragma unroll 1
+        for (int first_row = 0; first_row < kChunk; first_row += kPair) {
+          float y[kPair][kVector];
+#pragma unroll
+          for (int n = 0; n < kPair; ++n) {
+            const int row = first_row + n;
+            loaded.load(row, y[n]);
+            if (!shifts) continue;
+            const double product = transform.mean_product(y[n], rows.has(row), 1 << x.log2_lanes);
             if (rows.has(row) && Rows::column(x) == 0) {
               *reinterpret_cast<float*>(rows.at(row)) =
                   static_cast<float>(product * static_cast<double>(params.problem.scale));
             }
           }
           if (x.is_q || x.is_k) transform.template apply<true>(y);
-          if (rows.has(row)) amax = fmaxf(amax, largest_finite(y));
-          ptx::store_shared(kept.at(row, 0), y[0], y[1], y[2], y[3]);
-          ptx::store_shared(kept.at(row, 1), y[4], y[5], y[6], y[7]);
+#pragma unroll
+          for (int n = 0; n < kPair; ++n) {
+            const int row = first_row + n;
+            if (rows.has(row)) amax = fmaxf(amax, largest_finite(y[n]));
+            ptx::store_shared(kept.at(row, 0), y[n][0], y[n][1], y[n][2], y[n][3]);
+            ptx::store_shared(kept.at(row, 1), y[n][4], y[n][5], y[n][6], y[n][7]);
+          }
         }
         rows.next_chunk();
         kept.next_chunk();
