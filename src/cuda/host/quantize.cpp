@@ -17,8 +17,6 @@ constexpr int64_t kLeastShare = 8192;  // bytes of a block that a CTA has at lea
 // The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
 int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
 
-bool transforms(const QuantizeArgs& args) { return args.transform != 0 || args.lse_shift; }
-
 int32_t log2_floor(int64_t x) {
   int32_t n = 0;
   while (x >> (n + 1) > 0) ++n;
@@ -26,15 +24,31 @@ int32_t log2_floor(int64_t x) {
 }
 
 struct StreamLaunch {
-  int64_t ctas = 0;  // 0: quantize_stream_kernel cannot do the work
-  int32_t threads, shared_bytes;
+  QuantizeKernel kernel = nullptr;  // NULL: quantize_stream_kernel cannot do the work
+  int64_t ctas = 0;
+  int32_t threads = 0, shared_bytes = 0;
 };
 
-// Fills the fields of quantize_stream_kernel.
+// Cuts blocks into CTAs' shares, and these into chunks. Returns the chunks of the largest share.
+int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
+  int64_t chunks = 1;
+  for (QuantizeOperand& x : p.operands) {
+    const int32_t rows = threads >> x.log2_lanes;
+    const bool together = (x.heads & (x.heads - 1)) == 0 && x.heads <= rows;
+    x.log2_inner = together ? log2_floor(x.heads) : 0;
+    x.log2_tokens = log2_floor(rows) - x.log2_inner;
+    const int64_t tokens = ceil_div(x.tokens, 1 << log2_ctas);
+    chunks = std::max(
+        chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
+  }
+  p.stream.log2_ctas = log2_ctas;
+  p.stream.control_bytes = static_cast<int32_t>(
+      ceil_div(kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128);
+  return chunks;
+}
+
+// Fills the fields of quantize_stream_kernel, and chooses its kind and grid.
 StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
-  const int32_t size = dtype_size(p.args.dtype), slot_bytes = kVector * size;
-  const bool kept_in_fp32 = transforms(p.args);
-  const int32_t kept_bytes = kept_in_fp32 ? kVector * 4 : slot_bytes;
   StreamLaunch launch;
   int64_t blocks = 0;
   for (QuantizeOperand& x : p.operands) {
@@ -46,50 +60,58 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     blocks += int64_t{p.args.shape.batch} * p.problem.heads_kv * x.blocks;
     if (blocks > INT32_MAX) return launch;
   }
+  if (blocks == 0 || limits.max_ctas == 0) return launch;
   p.stream.blocks = static_cast<int32_t>(blocks);
   p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
+  const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
+  const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
+  const bool in_fp32 = p.args.transform != 0 || p.args.lse_shift;
+  const int32_t kept_bytes = in_fp32 ? kVector * 4 : slot_bytes;
+  const int32_t most_ctas = log2_floor(limits.max_ctas);
+  const auto run = [&](QuantizeKernel kernel, int64_t kept_chunks, int32_t threads, int64_t bytes,
+                       int64_t clusters) {
+    p.stream.kept_chunks = static_cast<int32_t>(kept_chunks);
+    clusters = std::min(std::max<int64_t>(clusters, 1), blocks);
+    return StreamLaunch{kernel, clusters << p.stream.log2_ctas, threads,
+                        static_cast<int32_t>(bytes)};
+  };
   // CTAs of a cluster: the fewest of which two fit on a multiprocessor, else the most.
-  for (int32_t log2_ctas = 0; blocks > 0 && 1 << log2_ctas <= limits.max_ctas; ++log2_ctas) {
-    const auto share_bytes = [&](const QuantizeOperand& x) {
-      return ceil_div(x.tokens, 1 << log2_ctas) * x.heads * slot_bytes << x.log2_lanes;
-    };
-    int64_t bytes = 0;
-    for (const QuantizeOperand& x : p.operands) bytes = std::max(bytes, share_bytes(x));
-    const bool last = 2 << log2_ctas > limits.max_ctas;
-    if (!last && bytes > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
-    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
-    const int32_t rows = kept_in_fp32 && bytes > 16384 ? 8 : 16;
-    const int64_t wanted = ceil_div(bytes, rows * slot_bytes);
-    int32_t threads = 32;
-    while (threads < std::min<int64_t>(wanted, kMaxThreads)) threads *= 2;
-    int64_t chunks = 1;
-    for (QuantizeOperand& x : p.operands) {
-      const int32_t at_once = threads >> x.log2_lanes;
-      x.log2_inner = (x.heads & (x.heads - 1)) == 0 && x.heads <= at_once ? log2_floor(x.heads) : 0;
-      x.log2_tokens = log2_floor(at_once) - x.log2_inner;
-      chunks = std::max(chunks, ceil_div(ceil_div(x.tokens, 1 << log2_ctas),
-                                         kChunk << x.log2_tokens) *
-                                    (x.heads >> x.log2_inner));
+  for (int32_t log2_ctas = 0; log2_ctas <= most_ctas; ++log2_ctas) {
+    int64_t share = 0;
+    for (const QuantizeOperand& x : p.operands) {
+      const int64_t tokens = ceil_div(x.tokens, 1 << log2_ctas);
+      share = std::max(share, tokens * x.heads * slot_bytes << x.log2_lanes);
     }
-    const int64_t control = ceil_div(
-        kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128;
-    bytes = control + (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
+    const bool last = log2_ctas == most_ctas;
+    if (!last && share > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
+    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
+    const int32_t rows = in_fp32 && share > 16384 ? 8 : 16;
+    int32_t threads = 32;
+    while (threads < kMaxThreads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
+    const int64_t chunks = cut_blocks(p, log2_ctas, threads);
+    const int64_t bytes = p.stream.control_bytes +
+                          (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
     const bool two = bytes <= shared_of_two(limits);
     if (!two && (!last || bytes > limits.shared_bytes)) continue;
-    p.stream.log2_ctas = log2_ctas;
-    p.stream.kept_chunks = static_cast<int32_t>(chunks);
-    p.stream.control_bytes = static_cast<int32_t>(control);
     int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
     if (log2_ctas == 0) {
       // As many as shared memory and registers allow.
-      const int32_t by_threads = (kept_in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
+      const int32_t by_threads = (in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
       clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
                  limits.multiprocessors;
     }
-    launch.ctas = std::min<int64_t>(std::max<int64_t>(clusters, 1), blocks) << log2_ctas;
-    launch.threads = threads;
-    launch.shared_bytes = static_cast<int32_t>(bytes);
-    break;
+    return run(in_fp32 ? of.transforms : of.plain, chunks, threads, bytes, clusters);
+  }
+  for (int32_t threads = kMaxThreads * 2 / dtype_size(p.args.dtype); threads >= 64; threads /= 2) {
+    const int64_t chunks = cut_blocks(p, most_ctas, threads);
+    const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
+    const int64_t fit = (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
+    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
+    if (kept < kAheadChunks) continue;
+    return run(of.some, kept, threads,
+               p.stream.control_bytes +
+                   (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+               limits.clusters_of_wholes[most_ctas]);
   }
   return launch;
 }
@@ -119,7 +141,8 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
     then(preload(k_mean_kernel(dtype)));
-    for (const QuantizeKernel each : {quantize_any_kernel(dtype), stream.plain, stream.transforms}) {
+    for (const QuantizeKernel each : {quantize_any_kernel(dtype), stream.plain, stream.transforms,
+                                      stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
@@ -195,11 +218,9 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
     const cudaError_t error = launch_mean(p, limits, stream);
     if (error != cudaSuccess) return error;
   }
-  if (const StreamLaunch launch = plan_stream(p, limits); launch.ctas > 0) {
-    const QuantizeStreamKernels of = quantize_stream_kernels(args.dtype);
-    return launch_with(true, transforms(args) ? of.transforms : of.plain,
-                       dim3(static_cast<unsigned>(launch.ctas)), launch.threads,
-                       launch.shared_bytes, p, stream, 1 << p.stream.log2_ctas);
+  if (const StreamLaunch launch = plan_stream(p, limits); launch.kernel) {
+    return launch_with(true, launch.kernel, dim3(static_cast<unsigned>(launch.ctas)),
+                       launch.threads, launch.shared_bytes, p, stream, 1 << p.stream.log2_ctas);
   }
 
   // Bytes of a block in shared memory, and of the largest share of one that a CTA has.

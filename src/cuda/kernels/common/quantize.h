@@ -68,7 +68,7 @@ struct MeanStorage {
 
 using QuantizeKernel = void (*)(QuantizeParams);
 struct QuantizeStreamKernels {
-  QuantizeKernel plain, transforms;
+  QuantizeKernel plain, transforms, some;  // see Kept
 };
 // dtype: of the input.
 QuantizeKernel quantize_any_kernel(int32_t dtype);
