@@ -38,8 +38,8 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
     x.log2_inner = together ? log2_floor(x.heads) : 0;
     x.log2_tokens = log2_floor(rows) - x.log2_inner;
     const int64_t tokens = ceil_div(x.tokens, 1 << log2_ctas);
-    chunks = std::max(
-        chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
+    chunks =
+        std::max(chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
   }
   p.stream.log2_ctas = log2_ctas;
   p.stream.control_bytes = static_cast<int32_t>(
@@ -58,10 +58,12 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     x.first_block = static_cast<int32_t>(blocks);
     x.per_block = FastDivmod::of(std::max(x.blocks, 1));
     blocks += int64_t{p.args.shape.batch} * p.problem.heads_kv * x.blocks;
-    if (blocks > INT32_MAX) return launch;
+    if (blocks > INT32_MAX / 2) return launch;
   }
   if (blocks == 0 || limits.max_ctas == 0) return launch;
   p.stream.blocks = static_cast<int32_t>(blocks);
+  // Part of k lies in the L2 cache if its mean was computed.
+  p.stream.first = p.args.k_mean.data ? p.operands[1].first_block : 0;
   p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
@@ -108,16 +110,15 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     const int64_t fit = (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
     const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
     if (kept < kAheadChunks) continue;
-    return run(of.some, kept, threads,
-               p.stream.control_bytes +
-                   (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
-               limits.clusters_of_wholes[most_ctas]);
+    return run(
+        of.some, kept, threads,
+        p.stream.control_bytes + (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+        limits.clusters_of_wholes[most_ctas]);
   }
   return launch;
 }
 
-cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits,
-                        cudaStream_t stream) {
+cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits, cudaStream_t stream) {
   const QuantizeOperand& k = p.operands[1];
   const int64_t runs = std::max<int64_t>(ceil_div(p.args.shape.seqlen_kv, kMeanKeys), 1);
   const int64_t lanes = runs << k.log2_lanes;
@@ -141,8 +142,8 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
     then(preload(k_mean_kernel(dtype)));
-    for (const QuantizeKernel each : {quantize_any_kernel(dtype), stream.plain, stream.transforms,
-                                      stream.some}) {
+    for (const QuantizeKernel each :
+         {quantize_any_kernel(dtype), stream.plain, stream.transforms, stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
@@ -271,7 +272,8 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
     if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   }
   const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-  return launch_with(limits.max_ctas > 1, quantize_any_kernel(args.dtype), dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
+  return launch_with(limits.max_ctas > 1, quantize_any_kernel(args.dtype),
+                     dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
                      1 << log2_cluster);
 }
 

@@ -96,9 +96,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 }  // namespace
 
 QuantizeKernel k_mean_kernel(int32_t dtype) {
-  return with_type(dtype, [](auto number) -> QuantizeKernel {
-    return &mean_kernel<decltype(number)>;
-  });
+  return with_type(dtype,
+                   [](auto number) -> QuantizeKernel { return &mean_kernel<decltype(number)>; });
 }
 
 }  // namespace flashattn::cuda

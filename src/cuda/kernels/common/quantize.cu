@@ -127,21 +127,19 @@ __global__ void __launch_bounds__(kMaxThreads)
                             y);
       return slot.next();
     }
-    load_columns<T, false>(reinterpret_cast<const T*>(loads.row.at),
-                           loads.left > 0 ? count : 0, y);
+    load_columns<T, false>(reinterpret_cast<const T*>(loads.row.at), loads.left > 0 ? count : 0, y);
     loads.left -= row_step;
     loads.row.next();
   };
   const bool transforms = x.is_q || x.is_k, shifts = x.is_q && args.lse_shift;
   const bool is_f8 = x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
 
-  const Loads first_loads{RowWalk(x, in, token, own_head, in_seq, in_head), first_slot,
-                          own_left};
+  const Loads first_loads{RowWalk(x, in, token, own_head, in_seq, in_head), first_slot, own_left};
   float amax = 0;
   if (is_f8 || shifts) {
     const RowLayout layout = row_layout(problem, args.shape);
-    const int64_t shift_head = b * layout.batch_stride +
-                               static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
+    const int64_t shift_head =
+        b * layout.batch_stride + static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
     RowWalk shift(x, reinterpret_cast<const char*>(args.lse_shift) + shift_head * 4, token,
                   own_head, 4, layout.head_stride * 4);
     Loads loads = first_loads;
@@ -152,7 +150,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     int32_t left = own_left;
     for (int32_t n = 0; n < passes; ++n, left -= row_step) {
       if (x.vectors) ptx::cp_async_wait<kAhead - 1>();
-      float y[kVector];
+      float row[1][kVector];
+      auto& y = row[0];
       load(slot, loads, y);
       if (shifts) {
         const double product = transform.mean_product(y, left > 0, lanes);
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(kMaxThreads)
         }
         shift.next();
       }
-      if (transforms) transform.apply<false>(reinterpret_cast<float(&)[1][kVector]>(y));
+      if (transforms) transform.apply<false>(row);
       if (left > 0) amax = fmaxf(amax, largest_finite(y));
       if (x.vectors) load_ahead(loads);
     }
@@ -195,21 +194,18 @@ __global__ void __launch_bounds__(kMaxThreads)
   int32_t left = own_left;
   for (int32_t n = 0; n < passes; ++n, left -= row_step, to.next()) {
     if (x.vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
-    float y[kVector];
+    float row[1][kVector];
+    auto& y = row[0];
     load(slot, loads, y);
-    if (transforms) transform.apply<false>(reinterpret_cast<float(&)[1][kVector]>(y));
+    if (transforms) transform.apply<false>(row);
     if (left > 0) {
 #pragma unroll
       for (float& each : y) each *= factor;
       char* const out = const_cast<char*>(to.at);
       switch (x.dtype_out) {
-        case FLASHATTN_DTYPE_F8E4M3:
-          store_columns<ptx::E4m3>(out, count, x.vectors, y);
-          break;
+        case FLASHATTN_DTYPE_F8E4M3: store_columns<ptx::E4m3>(out, count, x.vectors, y); break;
         case FLASHATTN_DTYPE_F16: store_columns<__half>(out, count, x.vectors, y); break;
-        case FLASHATTN_DTYPE_BF16:
-          store_columns<__nv_bfloat16>(out, count, x.vectors, y);
-          break;
+        case FLASHATTN_DTYPE_BF16: store_columns<__nv_bfloat16>(out, count, x.vectors, y); break;
         default: store_columns<float>(out, count, x.vectors, y);
       }
     }
@@ -220,9 +216,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 }  // namespace
 
 QuantizeKernel quantize_any_kernel(int32_t dtype) {
-  return with_type(dtype, [](auto number) -> QuantizeKernel {
-    return &quantize_kernel<decltype(number)>;
-  });
+  return with_type(
+      dtype, [](auto number) -> QuantizeKernel { return &quantize_kernel<decltype(number)>; });
 }
 
 }  // namespace flashattn::cuda

@@ -27,11 +27,11 @@ struct QuantizeOperand {
 
 // The grid of quantize_stream_kernel.
 struct QuantizeStream {
-  int32_t blocks;         // of all operands
-  FastDivmod per_kv_head; // KV heads
-  int32_t log2_ctas;      // CTAs of a cluster, which share a block
-  int32_t kept_chunks;    // of rows of a thread in the largest block
-  int32_t control_bytes;  // of shared memory, before the rows
+  int32_t blocks, first;   // of all operands; the one to begin with
+  FastDivmod per_kv_head;  // KV heads
+  int32_t log2_ctas;       // CTAs of a cluster, which share a block
+  int32_t kept_chunks;     // of rows of a thread in the largest block
+  int32_t control_bytes;   // of shared memory, before the rows
 };
 
 struct QuantizeParams {
@@ -48,9 +48,9 @@ namespace quantize {
 
 constexpr int kVector = 8;  // columns that a thread has
 constexpr int kMaxThreads = 512;
-constexpr int kAhead = 8;           // rows that a thread loads ahead
-constexpr int kMaxCtas = 16;        // CTAs of a cluster
-constexpr int kControlBytes = 256;  // of shared memory, before the rows
+constexpr int kAhead = 8;                                // rows that a thread loads ahead
+constexpr int kMaxCtas = 16;                             // CTAs of a cluster
+constexpr int kControlBytes = 256;                       // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
 constexpr int kAheadChunks = 2;                          // that a thread loads ahead
 constexpr int kExchangeBarrierBytes = 16;

@@ -27,7 +27,8 @@ class BlockWalk {
     const QuantizeStream& stream = params.stream;
     const int32_t clusters = static_cast<int32_t>(gridDim.x >> stream.log2_ctas);
     while (next_ < stream.blocks) {
-      const int32_t n = next_;
+      int32_t n = next_ + stream.first;
+      if (n >= stream.blocks) n -= stream.blocks;
       next_ += clusters;
       block.operand = (n >= params.operands[1].first_block) + (n >= params.operands[2].first_block);
       const QuantizeOperand& x = params.operands[block.operand];
@@ -38,8 +39,7 @@ class BlockWalk {
       const SeqlenInfo sequence =
           seqlen_info(params.problem, params.args.shape, params.args.inputs, block.b);
       const int32_t skipped = block.index * x.tokens;
-      const int32_t tokens =
-          min((x.is_q ? sequence.len.q : sequence.len.kv) - skipped, x.tokens);
+      const int32_t tokens = min((x.is_q ? sequence.len.q : sequence.len.kv) - skipped, x.tokens);
       if (tokens <= 0) continue;
       const int32_t ctas = 1 << stream.log2_ctas, rank = blockIdx.x & (ctas - 1);
       const int32_t share = (tokens + ctas - 1) >> stream.log2_ctas, begin = share * rank;
@@ -124,7 +124,9 @@ class Ring {
   static constexpr int kThreadBytes = kChunk * kVector * sizeof(T);  // of a chunk
 
   __device__ __forceinline__ Ring(uint32_t base, int32_t chunks)
-      : chunk_bytes_(blockDim.x * kThreadBytes), bytes_(chunks * chunk_bytes_), end_(base + bytes_) {
+      : chunk_bytes_(blockDim.x * kThreadBytes),
+        bytes_(chunks * chunk_bytes_),
+        end_(base + bytes_) {
     const uint32_t lane = threadIdx.x % 32;
     at_ = base + (threadIdx.x - lane) * kThreadBytes + lane * 16;
     end_ += at_ - base;

@@ -78,7 +78,12 @@ class Exchange {
   const int32_t ctas_, warps_;
 };
 
-constexpr int kPair = 2;  // rows that are transformed at once
+// Rows that are transformed at once: as many as registers allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kAtOnce = 1;
+#else
+constexpr int kAtOnce = 2;
+#endif
 
 // Where a block lies from its loads to its stores.
 enum class Kept {
@@ -123,15 +128,15 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
     // What the stores of the block before this one need.
     float factor = 0;
     const Transform transform_again = transform;
-    const bool transforms_again = params.operands[block.operand].is_q ||
-                                  params.operands[block.operand].is_k;
+    const bool transforms_again =
+        params.operands[block.operand].is_q || params.operands[block.operand].is_k;
     Rows rows_again{};
     if (n > 0) {
       const QuantizeOperand& x = params.operands[block.operand];
       const float descale = descale_of(exchange.receive(n - 1), ptx::kMaxE4m3);
       if (threadIdx.x == 0 && (stream.log2_ctas == 0 || ptx::cluster_rank() == 0)) {
-        *reinterpret_cast<float*>(
-            tensor_row(x.descale, 4, block.b, block.kv_head, block.index)) = descale;
+        *reinterpret_cast<float*>(tensor_row(x.descale, 4, block.b, block.kv_head, block.index)) =
+            descale;
       }
       factor = 1 / descale;
       if constexpr (kAgain) {
@@ -158,7 +163,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
       if (kAgain) ptx::cp_async_wait<kAheadChunks - 1>();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
-        constexpr int kRows = kAgain ? kPair : kChunk;
+        constexpr int kRows = kAgain ? kAtOnce : kChunk;
 #pragma unroll 1
         for (int first_row = 0; first_row < kChunk; first_row += kRows) {
           float y[kRows][kVector];
@@ -197,18 +202,17 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
         } else {
           const bool keeps = !kAgain || chunk < stream.kept_chunks;
 #pragma unroll 1
-          for (int first_row = 0; first_row < kChunk; first_row += kPair) {
-            float y[kPair][kVector];
+          for (int first_row = 0; first_row < kChunk; first_row += kAtOnce) {
+            float y[kAtOnce][kVector];
 #pragma unroll
-            for (int m = 0; m < kPair; ++m) {
+            for (int m = 0; m < kAtOnce; ++m) {
               const int row = first_row + m;
               if constexpr (kAgain) {
                 if (keeps) kept.copy(row, loaded);
               }
               loaded.load(row, y[m]);
               if (!shifts) continue;
-              const double product =
-                  transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
+              const double product = transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
               if (rows.has(row) && Rows::column(x) == 0) {
                 *reinterpret_cast<float*>(rows.at(row)) =
                     static_cast<float>(product * static_cast<double>(params.problem.scale));
@@ -216,7 +220,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
             }
             if (x.is_q || x.is_k) transform.template apply<true>(y);
 #pragma unroll
-            for (int m = 0; m < kPair; ++m) {
+            for (int m = 0; m < kAtOnce; ++m) {
               const int row = first_row + m;
               if (rows.has(row)) amax = fmaxf(amax, largest_finite(y[m]));
               if constexpr (!kAgain) kept.store(row, y[m]);
