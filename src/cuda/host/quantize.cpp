@@ -14,8 +14,11 @@ using namespace quantize;
 constexpr int kMinThreads = 64;
 constexpr int64_t kLeastShare = 8192;  // bytes of a block that a CTA has at least
 
-// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
-int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
+// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have; the system
+// takes 1024 bytes of each.
+int32_t shared_of_two(const QuantizeLimits& limits) {
+  return (limits.shared_bytes + 1024) / 2 - 1024;
+}
 
 int32_t log2_floor(int64_t x) {
   int32_t n = 0;
@@ -107,13 +110,14 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   for (int32_t threads = kMaxThreads * 2 / dtype_size(p.args.dtype); threads >= 64; threads /= 2) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
-    const int64_t fit = (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
-    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
-    if (kept < kAheadChunks) continue;
-    return run(
-        of.some, kept, threads,
-        p.stream.control_bytes + (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
-        limits.clusters_of_wholes[most_ctas]);
+    const int64_t fit =
+        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunksOfSome;
+    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunksOfSome;
+    if (kept < kAheadChunksOfSome) continue;
+    return run(of.some, kept, threads,
+               p.stream.control_bytes +
+                   (kept + kAheadChunksOfSome * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+               limits.clusters_of_wholes[most_ctas]);
   }
   return launch;
 }

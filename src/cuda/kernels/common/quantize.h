@@ -52,7 +52,8 @@ constexpr int kAhead = 8;                                // rows that a thread l
 constexpr int kMaxCtas = 16;                             // CTAs of a cluster
 constexpr int kControlBytes = 256;                       // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
-constexpr int kAheadChunks = 2;                          // that a thread loads ahead
+// Chunks that a thread loads ahead; where blocks are partly loaded again, there are two sets.
+constexpr int kAheadChunks = 3, kAheadChunksOfSome = 2;
 constexpr int kExchangeBarrierBytes = 16;
 constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
 constexpr int kMeanCtas = 4;   // CTAs of a cluster that share a head

@@ -7,7 +7,7 @@
 
 namespace flashattn::cuda {
 
-using quantize::kAheadChunks, quantize::kChunk, quantize::kLog2Chunk;
+using quantize::kChunk, quantize::kLog2Chunk;
 
 // The tokens of a block that this CTA has.
 struct BlockTokens {

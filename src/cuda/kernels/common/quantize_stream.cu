@@ -1,8 +1,9 @@
-// Clusters of CTAs quantise blocks of tokens that share a descale, one after the other, and read
-// each block once. A thread copies its rows to shared memory some steps ahead, across the ends of
+// Clusters of CTAs quantise blocks of tokens that share a descale, one after the other. A thread
+// copies its rows, 8 elements each, to slots in shared memory some steps ahead, across the ends of
 // blocks. In the same steps it finds the largest magnitude of a block and writes the block before,
-// so that memory is read and written at all times. Rows are 8 elements a thread; no other thread
-// accesses its slots. A block fits in the shared memory of its cluster.
+// so that memory is read and written at all times. A block is read once if it fits in the shared
+// memory of its cluster. Between blocks the warps of a cluster exchange their maxima; nothing else
+// is shared.
 #include "core/descale.h"
 #include "cuda/kernels/common/quantize_ring.cuh"
 #include "cuda/kernels/common/with_type.cuh"
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
     quantize_stream_kernel(const __grid_constant__ QuantizeParams params) {
   if constexpr (!kHasClusters) return;
   constexpr bool kTransforms = kKept != Kept::kLoaded, kAgain = kKept == Kept::kSome;
+  constexpr int kAhead = kAgain ? kAheadChunksOfSome : kAheadChunks;
   using KeptRing = Ring<std::conditional_t<kKept == Kept::kTransformed, float, T>>;
   const QuantizeArgs& args = params.args;
   const QuantizeStream& stream = params.stream;
@@ -105,17 +107,16 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
   ptx::griddep_wait();
 
   const uint32_t first_slot = ptx::shared_address(ptx::dynamic_shared()) + stream.control_bytes;
-  const uint32_t ahead_bytes = kAheadChunks * blockDim.x * Ring<T>::kThreadBytes;
-  Ring<T> loaded(first_slot, kAheadChunks + (kTransforms ? 0 : stream.kept_chunks));
+  const uint32_t ahead_bytes = kAhead * blockDim.x * Ring<T>::kThreadBytes;
+  Ring<T> loaded(first_slot, kAhead + (kTransforms ? 0 : stream.kept_chunks));
   KeptRing kept(first_slot + (kTransforms ? ahead_bytes : 0),
-                stream.kept_chunks + (kTransforms ? 0 : kAheadChunks));
+                stream.kept_chunks + (kTransforms ? 0 : kAhead));
   KeptRing written = kept;
   Ring<T> loaded_again(
-      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * KeptRing::kThreadBytes,
-      kAheadChunks);
+      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * KeptRing::kThreadBytes, kAhead);
   Ring<T> written_again = loaded_again;
   Loads<T> loads(params, loaded);
-  for (int32_t n = 0; n < kAheadChunks; ++n) {
+  for (int32_t n = 0; n < kAhead; ++n) {
     loads.next_chunk(params);
     ptx::cp_async_commit();
   }
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
       factor = 1 / descale;
       if constexpr (kAgain) {
         rows_again.start(x, block, x.in, sizeof(T));
-        for (int32_t chunk = 0; chunk < kAheadChunks && !rows_again.ended(); ++chunk) {
+        for (int32_t chunk = 0; chunk < kAhead && !rows_again.ended(); ++chunk) {
           rows_again.next_chunk();
         }
       }
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
     float amax = 0;
     Largest<T> largest;
     for (int32_t chunk = 0; chunk < chunks || !stores.ended(); ++chunk) {
-      if (kAgain) ptx::cp_async_wait<kAheadChunks - 1>();
+      if (kAgain) ptx::cp_async_wait<kAhead - 1>();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
         constexpr int kRows = kAgain ? kAtOnce : kChunk;
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
         }
       }
       if (chunk < chunks) {
-        if (!kAgain) ptx::cp_async_wait<kAheadChunks - 1>();
+        if (!kAgain) ptx::cp_async_wait<kAhead - 1>();
         if constexpr (!kTransforms) {
           largest.add(loaded);
         } else {
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
         loads.next_chunk(params);
       }
       if (kAgain && !rows_again.ended()) {
-        if (chunk + kAheadChunks >= stream.kept_chunks) {
+        if (chunk + kAhead >= stream.kept_chunks) {
           loaded_again.load_async(rows_again);
           loaded_again.next_chunk();
         }
