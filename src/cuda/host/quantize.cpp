@@ -61,7 +61,7 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     x.first_block = static_cast<int32_t>(blocks);
     x.per_block = FastDivmod::of(std::max(x.blocks, 1));
     blocks += int64_t{p.args.shape.batch} * p.problem.heads_kv * x.blocks;
-    if (blocks > INT32_MAX / 2) return launch;
+    if (std::max(blocks, int64_t{x.tokens} * x.heads) > INT32_MAX / 2) return launch;
   }
   if (blocks == 0 || limits.max_ctas == 0) return launch;
   p.stream.blocks = static_cast<int32_t>(blocks);
@@ -154,13 +154,14 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 limits->shared_bytes));
       // Code compiled from older PTX cannot run in clusters.
-      if (error != cudaSuccess || attributes.ptxVersion < 90) {
+      if (attributes.ptxVersion < 90) {
         limits->max_ctas = 0;
-        return error;
+        continue;
       }
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
     }
   }
+  if (error != cudaSuccess || limits->max_ctas == 0) return error;
   // Every device with clusters has those of 8.
   const void* const kernel =
       reinterpret_cast<const void*>(quantize_stream_kernels(FLASHATTN_DTYPE_BF16).plain);
