@@ -227,6 +227,34 @@ def test_a_block_beyond_shared_memory(device):
     same_as_on_the_cpu(got, wanted)
 
 
+LONG = Case(batch=1, seqlen_q=1, seqlen_kv=9000, heads_q=2, heads_kv=2, dim_qk=256, dtype="bf16")
+GROUPED = Case(batch=3, seqlen_q=700, seqlen_kv=600, heads_q=16, heads_kv=2, dim_qk=64,
+               dtype="bf16")
+PACKED = dict(cu_q=[0, 1, 300, 40, 0, 2], cu_kv=[3, 1111, 0, 17, 64, 5])
+
+
+@pytest.mark.parametrize("case, transform, only", [
+    (LONG, 0, "kv"),
+    (LONG.replace(dtype="f16"), capi.SMOOTH_K | capi.ROTATE, "kv"),
+    (LONG.replace(dim_qk=64, dim_v=64, seqlen_kv=15000), capi.SMOOTH_K | capi.ROTATE, "kv"),
+    (GROUPED, 0, "qkv"),
+    (GROUPED.replace(heads_q=10), 0, "qkv"),
+    (GROUPED.replace(heads_q=10), capi.SMOOTH_K | capi.ROTATE, "qkv"),
+    (GROUPED.replace(heads_q=6, descale_block=128), capi.ROTATE, "qkv"),
+    (GROUPED.replace(dtype="f32", descale_block=64), 0, "qkv"),
+    (GROUPED.replace(batch=6, descale_block=5, **PACKED), 0, "qkv"),
+    (GROUPED.replace(batch=6, **PACKED), capi.SMOOTH_K | capi.ROTATE, "qkv"),
+])
+def test_many_blocks(device, case, transform, only):
+    """Which follow each other in the same shared memory of a GPU, or do not fit in it."""
+    data = make_data(case)
+    data.v[0][-1, 0, 7] = np.inf
+    seed = SEED if transform & capi.ROTATE else 0
+    got, wanted = (Quantized(case, on, data, eight(case), transform, seed, only=only)
+                   for on in (device, open_device("cpu")))
+    same_as_on_the_cpu(got, wanted)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("kv, block", [("f8", 64), ("i8", 64), ("i8", 1), ("i8", 0)])
 def test_a_cache_beside_wide_queries(device, kv, block):

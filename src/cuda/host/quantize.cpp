@@ -12,9 +12,128 @@ namespace {
 using namespace quantize;
 
 constexpr int kMinThreads = 64;
+constexpr int64_t kLeastShare = 8192;  // bytes of a block that a CTA has at least
 
-// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have.
-int32_t shared_of_two(const QuantizeLimits& limits) { return limits.shared_bytes / 2 - 1024; }
+// The most shared memory, in bytes, that each of two CTAs on a multiprocessor may have; the system
+// takes 1024 bytes of each.
+int32_t shared_of_two(const QuantizeLimits& limits) {
+  return (limits.shared_bytes + 1024) / 2 - 1024;
+}
+
+int32_t log2_floor(int64_t x) {
+  int32_t n = 0;
+  while (x >> (n + 1) > 0) ++n;
+  return n;
+}
+
+struct StreamLaunch {
+  QuantizeKernel kernel = nullptr;  // NULL: quantize_stream_kernel cannot do the work
+  int64_t ctas = 0;
+  int32_t threads = 0, shared_bytes = 0;
+};
+
+// Cuts blocks into CTAs' shares, and these into chunks. Returns the chunks of the largest share.
+int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
+  int64_t chunks = 1;
+  for (QuantizeOperand& x : p.operands) {
+    const int32_t rows = threads >> x.log2_lanes;
+    const bool together = (x.heads & (x.heads - 1)) == 0 && x.heads <= rows;
+    x.log2_inner = together ? log2_floor(x.heads) : 0;
+    x.log2_tokens = log2_floor(rows) - x.log2_inner;
+    const int64_t tokens = ceil_div(x.tokens, 1 << log2_ctas);
+    chunks =
+        std::max(chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
+  }
+  p.stream.log2_ctas = log2_ctas;
+  p.stream.control_bytes = static_cast<int32_t>(
+      ceil_div(kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128);
+  return chunks;
+}
+
+// Fills the fields of quantize_stream_kernel, and chooses its kind and grid.
+StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
+  StreamLaunch launch;
+  int64_t blocks = 0;
+  for (QuantizeOperand& x : p.operands) {
+    if (x.blocks > 0 && !(x.vectors && x.out.data && x.dtype_out == FLASHATTN_DTYPE_F8E4M3)) {
+      return launch;
+    }
+    x.first_block = static_cast<int32_t>(blocks);
+    x.per_block = FastDivmod::of(std::max(x.blocks, 1));
+    blocks += int64_t{p.args.shape.batch} * p.problem.heads_kv * x.blocks;
+    if (std::max(blocks, int64_t{x.tokens} * x.heads) > INT32_MAX / 2) return launch;
+  }
+  if (blocks == 0 || limits.max_ctas == 0) return launch;
+  p.stream.blocks = static_cast<int32_t>(blocks);
+  // Part of k lies in the L2 cache if its mean was computed.
+  p.stream.first = p.args.k_mean.data ? p.operands[1].first_block : 0;
+  p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
+  const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
+  const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
+  const bool in_fp32 = p.args.transform != 0 || p.args.lse_shift;
+  const int32_t kept_bytes = in_fp32 ? kVector * 4 : slot_bytes;
+  const int32_t most_ctas = log2_floor(limits.max_ctas);
+  const auto run = [&](QuantizeKernel kernel, int64_t kept_chunks, int32_t threads, int64_t bytes,
+                       int64_t clusters) {
+    p.stream.kept_chunks = static_cast<int32_t>(kept_chunks);
+    clusters = std::min(std::max<int64_t>(clusters, 1), blocks);
+    return StreamLaunch{kernel, clusters << p.stream.log2_ctas, threads,
+                        static_cast<int32_t>(bytes)};
+  };
+  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, else the most.
+  for (int32_t log2_ctas = 0; log2_ctas <= most_ctas; ++log2_ctas) {
+    int64_t share = 0;
+    for (const QuantizeOperand& x : p.operands) {
+      const int64_t tokens = ceil_div(x.tokens, 1 << log2_ctas);
+      share = std::max(share, tokens * x.heads * slot_bytes << x.log2_lanes);
+    }
+    const bool last = log2_ctas == most_ctas;
+    if (!last && share > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
+    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
+    const int32_t rows = in_fp32 && share > 16384 ? 8 : 16;
+    int32_t threads = 32;
+    while (threads < kMaxThreads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
+    const int64_t chunks = cut_blocks(p, log2_ctas, threads);
+    const int64_t bytes = p.stream.control_bytes +
+                          (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
+    const bool two = bytes <= shared_of_two(limits);
+    if (!two && (!last || bytes > limits.shared_bytes)) continue;
+    int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
+    if (log2_ctas == 0) {
+      // As many as shared memory and registers allow.
+      const int32_t by_threads = (in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
+      clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
+                 limits.multiprocessors;
+    }
+    return run(in_fp32 ? of.transforms : of.plain, chunks, threads, bytes, clusters);
+  }
+  for (int32_t threads = kMaxThreads * 2 / dtype_size(p.args.dtype); threads >= 64; threads /= 2) {
+    const int64_t chunks = cut_blocks(p, most_ctas, threads);
+    const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
+    const int64_t fit =
+        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunksOfSome;
+    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunksOfSome;
+    if (kept < kAheadChunksOfSome) continue;
+    return run(of.some, kept, threads,
+               p.stream.control_bytes +
+                   (kept + kAheadChunksOfSome * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+               limits.clusters_of_wholes[most_ctas]);
+  }
+  return launch;
+}
+
+cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits, cudaStream_t stream) {
+  const QuantizeOperand& k = p.operands[1];
+  const int64_t runs = std::max<int64_t>(ceil_div(p.args.shape.seqlen_kv, kMeanKeys), 1);
+  const int64_t lanes = runs << k.log2_lanes;
+  int32_t threads = 32, ctas = 1;
+  while (threads < std::min<int64_t>(lanes, kMaxThreads)) threads *= 2;
+  while (ctas < std::min(kMeanCtas, limits.max_ctas) && int64_t{ctas} * threads < lanes) ctas *= 2;
+  p.mean_ctas = ctas;
+  const dim3 grid(static_cast<unsigned>(p.problem.heads_kv * p.args.shape.batch * ctas));
+  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, sizeof(MeanStorage), p, stream,
+                       ctas);
+}
 
 }  // namespace
 
@@ -25,26 +144,36 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   };
   limits->max_ctas = kMaxCtas;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
-    const QuantizeKernels of = quantize_kernels(dtype);
-    then(preload(of.k_mean));
-    for (const QuantizeKernels::Kernel each : {of.any, of.plain}) {
+    const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
+    then(preload(k_mean_kernel(dtype)));
+    for (const QuantizeKernel each :
+         {quantize_any_kernel(dtype), stream.plain, stream.transforms, stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 limits->shared_bytes));
       // Code compiled from older PTX cannot run in clusters.
-      if (error != cudaSuccess || attributes.ptxVersion < 90) {
-        limits->max_ctas = 1;
-        break;
+      if (attributes.ptxVersion < 90) {
+        limits->max_ctas = 0;
+        continue;
       }
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-      // Every device with clusters has those of 8.
-      const int clusters = active_clusters(kernel, kMaxCtas, kMaxThreads, limits->shared_bytes);
-      if (4 * kMaxCtas * clusters < 3 * limits->multiprocessors) {
-        limits->max_ctas = std::min(limits->max_ctas, 8);
-      }
     }
+  }
+  if (error != cudaSuccess || limits->max_ctas == 0) return error;
+  // Every device with clusters has those of 8.
+  const void* const kernel =
+      reinterpret_cast<const void*>(quantize_stream_kernels(FLASHATTN_DTYPE_BF16).plain);
+  for (int32_t n = 0; n < 5; ++n) {
+    const auto clusters = [&](int32_t bytes) {
+      return n == 0 ? 0 : active_clusters(kernel, 1 << n, kMaxThreads, bytes);
+    };
+    limits->clusters_of_halves[n] = clusters(shared_of_two(*limits));
+    limits->clusters_of_wholes[n] = clusters(limits->shared_bytes);
+  }
+  if (4 * kMaxCtas * limits->clusters_of_wholes[4] < 3 * limits->multiprocessors) {
+    limits->max_ctas = 8;
   }
   return error;
 }
@@ -91,11 +220,14 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
   x[2] = operand(in.v, args.v_out, args.descale_v, 1, problem.dim_v, problem.dtype_kv,
                  shape.seqlen_kv);
   x[0].is_q = x[1].is_k = true;
-  const bool is_plain =
-      args.transform == 0 && !args.lse_shift &&
-      std::all_of(x, x + 3, [](const QuantizeOperand& each) {
-        return !each.in.data || (each.vectors && each.dtype_out == FLASHATTN_DTYPE_F8E4M3);
-      });
+  if (args.k_mean.data) {
+    const cudaError_t error = launch_mean(p, limits, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (const StreamLaunch launch = plan_stream(p, limits); launch.kernel) {
+    return launch_with(true, launch.kernel, dim3(static_cast<unsigned>(launch.ctas)),
+                       launch.threads, launch.shared_bytes, p, stream, 1 << p.stream.log2_ctas);
+  }
 
   // Bytes of a block in shared memory, and of the largest share of one that a CTA has.
   const auto block_bytes = [size](const QuantizeOperand& of) {
@@ -104,8 +236,7 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
   const int64_t heads = int64_t{shape.batch} * problem.heads_kv;
   int64_t ctas = 0, share_bytes = 0, grid = 0;
   for (const QuantizeOperand& each : x) ctas += heads * each.blocks;
-  if (ctas == 0 && !args.k_mean.data) return cudaSuccess;
-  constexpr int64_t kLeastShare = 8192;
+  if (ctas == 0) return cudaSuccess;
   const bool fills = ctas >= limits.multiprocessors;
   int32_t log2_cluster = 0;
   for (QuantizeOperand& each : x) {
@@ -145,16 +276,8 @@ cudaError_t launch_quantize(const Problem& problem, const QuantizeArgs& args,
     grid += clusters << log2_cluster;
     if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   }
-  const QuantizeKernels of = quantize_kernels(args.dtype);
-  if (args.k_mean.data) {
-    const dim3 columns(static_cast<unsigned>(heads),
-                       static_cast<unsigned>(ceil_div(problem.dim_qk, kMeanColumns)));
-    const cudaError_t error = launch_kernel(of.k_mean, columns, kMeanThreads, 0, p, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (grid == 0) return cudaSuccess;
   const int shared_bytes = static_cast<int>(kControlBytes + p.slots * slot_bytes);
-  return launch_with(limits.max_ctas > 1, is_plain ? of.plain : of.any,
+  return launch_with(limits.max_ctas > 1, quantize_any_kernel(args.dtype),
                      dim3(static_cast<unsigned>(grid)), threads, shared_bytes, p, stream,
                      1 << log2_cluster);
 }

@@ -11,6 +11,9 @@ namespace flashattn::cuda {
 struct QuantizeLimits {
   int32_t multiprocessors, shared_bytes;
   int32_t max_ctas;  // CTAs of a cluster
+  // Clusters of 2^n CTAs that run at once, each CTA with half of a multiprocessor or a whole one.
+  // 0: no kernel may run in clusters.
+  int32_t clusters_of_halves[5], clusters_of_wholes[5];
 };
 
 // Loads the kernels, and fills limits->max_ctas.

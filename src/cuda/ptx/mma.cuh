@@ -129,6 +129,22 @@ __device__ __forceinline__ uint32_t max_abs_f16x2(uint32_t x, uint32_t y) {
   return r;
 }
 
+// max(x, |y|) per half, for x >= 0; a NaN loses to a number.
+template <class T>
+__device__ __forceinline__ uint32_t max_with_abs(uint32_t x, uint32_t y);
+
+template <>
+__device__ __forceinline__ uint32_t max_with_abs<__nv_bfloat16>(uint32_t x, uint32_t y) {
+  asm("{.reg .b32 a; and.b32 a, %1, 0x7fff7fff; max.bf16x2 %0, %0, a;}" : "+r"(x) : "r"(y));
+  return x;
+}
+
+template <>
+__device__ __forceinline__ uint32_t max_with_abs<__half>(uint32_t x, uint32_t y) {
+  asm("{.reg .b32 a; and.b32 a, %1, 0x7fff7fff; max.f16x2 %0, %0, a;}" : "+r"(x) : "r"(y));
+  return x;
+}
+
 // Per half: all ones if it is not 0, else 0. For both 16-bit types.
 __device__ __forceinline__ uint32_t nonzero_mask(uint32_t pair) {
   uint32_t r;

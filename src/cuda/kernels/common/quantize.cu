@@ -46,9 +46,8 @@ __device__ __forceinline__ float largest(float x, Control* control, int32_t ctas
   return x;
 }
 
-// kPlain: only aligned vectors, without a transform, to E4M3: no jumps over code for other cases.
-template <class T, bool kPlain>
-__global__ void __launch_bounds__(kMaxThreads, 2)
+template <class T>
+__global__ void __launch_bounds__(kMaxThreads)
     quantize_kernel(const __grid_constant__ QuantizeParams params) {
   ptx::griddep_wait();
   const Problem& problem = params.problem;
@@ -77,20 +76,22 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   }
   const int64_t rows = min(static_cast<int64_t>(x.tokens), length - first) * x.heads;
   const int64_t share_rows = ceil_div(rows, ctas), begin = min(rank * share_rows, rows);
-  const int64_t skipped = begin / x.heads;
-  const Share share{offset + first + skipped, static_cast<int32_t>(begin - skipped * x.heads),
-                    static_cast<int32_t>(min(share_rows, rows - begin)),
-                    static_cast<int32_t>(threadIdx.x) >> x.log2_lanes};
+  const int32_t own = static_cast<int32_t>(threadIdx.x) >> x.log2_lanes;
+  const int64_t own_token = (begin + own) / x.heads;
+  const int32_t own_head = static_cast<int32_t>(begin + own - own_token * x.heads);
+  const int64_t token = offset + first + own_token;
+  const int32_t count_rows = static_cast<int32_t>(min(share_rows, rows - begin));
   const int32_t row_step = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;
-  const int32_t passes = static_cast<int32_t>(ceil_div(share.rows, row_step));
+  const int32_t passes = static_cast<int32_t>(ceil_div(count_rows, row_step));
   const int32_t column = (static_cast<int32_t>(threadIdx.x) & (lanes - 1)) * kVector;
   const int32_t count = x.dim - column;  // columns left from there on
-  const Transform transform(params, x, b, kv_head, column);
+  Transform transform(params, column);
+  transform.start_block(args, x, b, kv_head);
   const char* const in = tensor_row(x.in, sizeof(T), b, kv_head * x.heads, 0) + column * sizeof(T);
   const int64_t in_seq = x.in.stride_seq * sizeof(T), in_head = x.in.stride_head * sizeof(T);
 
   // The CTA's rows from this thread's first one on; 0: the thread has no columns.
-  const int32_t own_left = count > 0 ? share.rows - share.own : 0;
+  const int32_t own_left = count > 0 ? count_rows - own : 0;
 
   // Row n of a thread lies in slot n. Rows that do not stay resident share the last kAhead
   // slots.
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
       const uint32_t to = ptx::shared_address(ptx::dynamic_shared()) + loads.slot.at;
 #pragma unroll
       for (int at = 0; at < static_cast<int>(kVector * sizeof(T)); at += 16) {
-        ptx::cp_async_16(to + at, in + loads.row.at + at, true);
+        ptx::cp_async_16(to + at, loads.row.at + at, true);
       }
     }
     loads.left -= row_step;
@@ -120,55 +121,56 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     ptx::cp_async_commit();
   };
   // Loads a row from its slot, or from memory where vectors cannot be copied.
-  const bool vectors = kPlain || x.vectors;
   const auto load = [&](SlotWalk& slot, Loads& loads, float (&y)[kVector]) {
-    if (vectors) {
+    if (x.vectors) {
       load_columns<T, true>(reinterpret_cast<const T*>(ptx::dynamic_shared() + slot.at), kVector,
                             y);
       return slot.next();
     }
-    load_columns<T, false>(reinterpret_cast<const T*>(in + loads.row.at),
-                           loads.left > 0 ? count : 0, y);
+    load_columns<T, false>(reinterpret_cast<const T*>(loads.row.at), loads.left > 0 ? count : 0, y);
     loads.left -= row_step;
     loads.row.next();
   };
-  const bool shifts = !kPlain && x.is_q && args.lse_shift;
-  const bool is_f8 = kPlain || x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
+  const bool transforms = x.is_q || x.is_k, shifts = x.is_q && args.lse_shift;
+  const bool is_f8 = x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
 
-  const Loads first_loads{RowWalk(x, share, in_seq, in_head), first_slot, own_left};
+  const Loads first_loads{RowWalk(x, in, token, own_head, in_seq, in_head), first_slot, own_left};
   float amax = 0;
   if (is_f8 || shifts) {
     const RowLayout layout = row_layout(problem, args.shape);
-    RowWalk shift(x, share, 1, layout.head_stride);
-    float* const shift_to = args.lse_shift + b * layout.batch_stride +
-                            static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
+    const int64_t shift_head =
+        b * layout.batch_stride + static_cast<int64_t>(kv_head) * x.heads * layout.head_stride;
+    RowWalk shift(x, reinterpret_cast<const char*>(args.lse_shift) + shift_head * 4, token,
+                  own_head, 4, layout.head_stride * 4);
     Loads loads = first_loads;
     SlotWalk slot = first_slot;
-    if (vectors) {
+    if (x.vectors) {
       for (int32_t n = 0; n < kAhead; ++n) load_ahead(loads);
     }
     int32_t left = own_left;
     for (int32_t n = 0; n < passes; ++n, left -= row_step) {
-      if (vectors) ptx::cp_async_wait<kAhead - 1>();
-      float y[kVector];
+      if (x.vectors) ptx::cp_async_wait<kAhead - 1>();
+      float row[1][kVector];
+      auto& y = row[0];
       load(slot, loads, y);
       if (shifts) {
         const double product = transform.mean_product(y, left > 0, lanes);
         if (column == 0 && left > 0) {
-          shift_to[shift.at] = static_cast<float>(product * static_cast<double>(problem.scale));
+          *reinterpret_cast<float*>(const_cast<char*>(shift.at)) =
+              static_cast<float>(product * static_cast<double>(problem.scale));
         }
         shift.next();
       }
-      if constexpr (!kPlain) transform.apply(y);
+      if (transforms) transform.apply<false>(row);
       if (left > 0) amax = fmaxf(amax, largest_finite(y));
-      if (vectors) load_ahead(loads);
+      if (x.vectors) load_ahead(loads);
     }
   }
   if (!x.out.data) return;
   // Rows from here on were not kept in shared memory, or not loaded yet.
   const int32_t again = is_f8 || shifts ? resident : 0;
   Loads loads = first_loads;
-  if (vectors && again < passes) {
+  if (x.vectors && again < passes) {
     for (int32_t n = 0; n < again; ++n) {
       loads.left -= row_step;
       loads.row.next();
@@ -186,94 +188,36 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     factor = 1 / descale;
   }
   const int32_t size_out = dtype_size(x.dtype_out);
-  char* const out = tensor_row(x.out, size_out, b, kv_head * x.heads, 0) + column * size_out;
-  RowWalk to(x, share, x.out.stride_seq * size_out, x.out.stride_head * size_out);
+  RowWalk to(x, tensor_row(x.out, size_out, b, kv_head * x.heads, 0) + column * size_out, token,
+             own_head, x.out.stride_seq * size_out, x.out.stride_head * size_out);
   SlotWalk slot = first_slot;
   int32_t left = own_left;
   for (int32_t n = 0; n < passes; ++n, left -= row_step, to.next()) {
-    if (vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
-    float y[kVector];
+    if (x.vectors && n >= again) ptx::cp_async_wait<kAhead - 1>();
+    float row[1][kVector];
+    auto& y = row[0];
     load(slot, loads, y);
-    if constexpr (!kPlain) transform.apply(y);
+    if (transforms) transform.apply<false>(row);
     if (left > 0) {
 #pragma unroll
       for (float& each : y) each *= factor;
-      switch (kPlain ? FLASHATTN_DTYPE_F8E4M3 : x.dtype_out) {
-        case FLASHATTN_DTYPE_F8E4M3:
-          store_columns<ptx::E4m3>(out + to.at, count, vectors, y);
-          break;
-        case FLASHATTN_DTYPE_F16: store_columns<__half>(out + to.at, count, vectors, y); break;
-        case FLASHATTN_DTYPE_BF16:
-          store_columns<__nv_bfloat16>(out + to.at, count, vectors, y);
-          break;
-        default: store_columns<float>(out + to.at, count, vectors, y);
+      char* const out = const_cast<char*>(to.at);
+      switch (x.dtype_out) {
+        case FLASHATTN_DTYPE_F8E4M3: store_columns<ptx::E4m3>(out, count, x.vectors, y); break;
+        case FLASHATTN_DTYPE_F16: store_columns<__half>(out, count, x.vectors, y); break;
+        case FLASHATTN_DTYPE_BF16: store_columns<__nv_bfloat16>(out, count, x.vectors, y); break;
+        default: store_columns<float>(out, count, x.vectors, y);
       }
     }
-    if (vectors && n >= again) load_ahead(loads);
+    if (x.vectors && n >= again) load_ahead(loads);
   }
-}
-
-constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
-
-// The mean of some columns of the keys of a head; 0 if there are no keys.
-template <class T>
-__global__ void __launch_bounds__(kMeanThreads)
-    k_mean_kernel(const __grid_constant__ QuantizeParams params) {
-  constexpr int kLanes = kMeanColumns / kVector, kWarps = kMeanThreads / 32;
-  __shared__ double sums[kWarps][kMeanColumns];
-  ptx::griddep_launch_dependents();  // quantize_kernel waits until this kernel has ended
-  const QuantizeOperand& x = params.operands[1];
-  const Problem& problem = params.problem;
-  const QuantizeArgs& args = params.args;
-  const int32_t b = blockIdx.x / problem.heads_kv, kv_head = blockIdx.x - b * problem.heads_kv;
-  const int32_t first_column = blockIdx.y * kMeanColumns;
-  const int32_t lane = threadIdx.x % kLanes, column = first_column + lane * kVector;
-  const int32_t columns = x.dim - column;
-  const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
-  const char* const in =
-      tensor_row(x.in, sizeof(T), b, kv_head, sequence.offset_kv) + column * sizeof(T);
-  double total[kVector] = {};
-  constexpr int kStep = kMeanThreads / kLanes * kMeanKeys;
-  for (int64_t first = threadIdx.x / kLanes * kMeanKeys; first < sequence.len.kv; first += kStep) {
-    const int32_t keys = static_cast<int32_t>(min(int64_t{kMeanKeys}, sequence.len.kv - first));
-    float sum[kVector] = {};
-    const char* row = in + first * x.in.stride_seq * sizeof(T);
-#pragma unroll 8
-    for (int32_t j = 0; j < keys; ++j, row += x.in.stride_seq * sizeof(T)) {
-      float y[kVector];
-      if (x.vectors && columns > 0) {
-        load_columns<T, true>(reinterpret_cast<const T*>(row), kVector, y);
-      } else {
-        load_columns<T, false>(reinterpret_cast<const T*>(row), columns, y);
-      }
-#pragma unroll
-      for (int n = 0; n < kVector; ++n) sum[n] += y[n];
-    }
-#pragma unroll
-    for (int n = 0; n < kVector; ++n) total[n] += sum[n];
-  }
-#pragma unroll
-  for (int n = 0; n < kVector; ++n) {
-    for (int step = kLanes; step < 32; step *= 2) total[n] += shuffle_xor(total[n], step);
-    if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][lane * kVector + n] = total[n];
-  }
-  __syncthreads();
-  const int32_t own = first_column + static_cast<int32_t>(threadIdx.x);
-  if (threadIdx.x >= kMeanColumns || own >= x.dim) return;
-  double sum = 0;
-  for (int n = 0; n < kWarps; ++n) sum += sums[n][threadIdx.x];
-  float* const mean = reinterpret_cast<float*>(tensor_row(args.k_mean, 4, b, kv_head, 0));
-  mean[own] = sequence.len.kv > 0 ? static_cast<float>(sum / sequence.len.kv) : 0.0f;
 }
 
 }  // namespace
 
-QuantizeKernels quantize_kernels(int32_t dtype) {
-  return with_type(dtype, [](auto number) {
-    using T = decltype(number);
-    return QuantizeKernels{&quantize_kernel<T, false>, &quantize_kernel<T, true>,
-                           &k_mean_kernel<T>};
-  });
+QuantizeKernel quantize_any_kernel(int32_t dtype) {
+  return with_type(
+      dtype, [](auto number) -> QuantizeKernel { return &quantize_kernel<decltype(number)>; });
 }
 
 }  // namespace flashattn::cuda

@@ -55,41 +55,31 @@ __device__ __forceinline__ double shuffle_xor(double x, int step) {
   return x;
 }
 
-// The rows of a block that a CTA has, in the order (token, head). Neighbouring lanes have a row.
-struct Share {
-  int64_t token;      // token of the first row, from the start of the array
-  int32_t head;       // head of the first row
-  int32_t rows, own;  // rows of the CTA; this thread's first one
-};
+// The rows of a thread, one after the other, in the order (token, head).
+struct RowWalk {
+  const char* at;
+  int64_t step, wrap;  // bytes: to the next row, and if its head is one of the next token
+  int32_t head, heads, step_heads;
 
-// The rows of a thread, one after the other: where they lie in an array, in units of the strides.
-class RowWalk {
- public:
-  __device__ __forceinline__ RowWalk(const QuantizeOperand& x, const Share& share,
-                                     int64_t stride_seq, int64_t stride_head)
-      : step_(x.row_step * stride_seq + x.row_step_heads * stride_head),
-        wrap_(stride_seq - x.heads * stride_head),
-        heads_(x.heads),
-        step_heads_(x.row_step_heads) {
-    const int32_t first = share.head + share.own, tokens = first / x.heads;
-    head_ = first - tokens * x.heads;
-    at = (share.token + tokens) * stride_seq + head_ * stride_head;
-  }
+  RowWalk() = default;
+
+  // The first row is that of `token` and `head`; strides are in bytes.
+  __device__ __forceinline__ RowWalk(const QuantizeOperand& x, const char* base, int64_t token,
+                                     int32_t first_head, int64_t stride_seq, int64_t stride_head)
+      : at(base + token * stride_seq + first_head * stride_head),
+        step(x.row_step * stride_seq + x.row_step_heads * stride_head),
+        wrap(stride_seq - x.heads * stride_head),
+        head(first_head),
+        heads(x.heads),
+        step_heads(x.row_step_heads) {}
 
   __device__ __forceinline__ void next() {
-    at += step_;
-    head_ += step_heads_;
-    if (head_ < heads_) return;
-    head_ -= heads_;
-    at += wrap_;
+    at += step;
+    head += step_heads;
+    if (head < heads) return;
+    head -= heads;
+    at += wrap;
   }
-
-  int64_t at;
-
- private:
-  const int64_t step_, wrap_;
-  const int32_t heads_, step_heads_;
-  int32_t head_;
 };
 
 // The slots of a thread in shared memory, one after the other; the last ones are used again.
@@ -105,28 +95,33 @@ struct SlotWalk {
 // Transforms the columns of a thread in fp32. The bits are those of the CPU.
 class Transform {
  public:
-  __device__ __forceinline__ Transform(const QuantizeParams& params, const QuantizeOperand& x,
-                                       int32_t b, int32_t kv_head, int32_t column)
-      : rotates_((x.is_q || x.is_k) && params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
-        size_(x.dim & -x.dim),
+  // column: the first one of the thread in q and k.
+  __device__ __forceinline__ Transform(const QuantizeParams& params, int32_t column)
+      : rotates_(params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
+        size_(params.problem.dim_qk & -params.problem.dim_qk),
         column_(column) {
-    const QuantizeArgs& args = params.args;
-    has_mean_ = args.k_mean.data && (x.is_k || (x.is_q && args.lse_shift));
-    subtracts_ = has_mean_ && x.is_k;
-    if (has_mean_) {
-      const float* const mean =
-          reinterpret_cast<const float*>(tensor_row(args.k_mean, 4, b, kv_head, 0));
-#pragma unroll
-      for (int n = 0; n < kVector; ++n) mean_[n] = column + n < x.dim ? mean[column + n] : 0.0f;
-    }
     if (!rotates_) return;
-    norm_ = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
+    const float norm = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
+    const QuantizeArgs& args = params.args;
     const PhiloxWords bits = philox4x32_7({{static_cast<uint32_t>(column / 128), 0, 0, 0}},
                                           static_cast<uint32_t>(args.rotation_seed),
                                           static_cast<uint32_t>(args.rotation_seed >> 32));
     const uint32_t low = column & 32 ? bits.word[1] : bits.word[0];
     const uint32_t high = column & 32 ? bits.word[3] : bits.word[2];
-    signs_ = (column & 64 ? high : low) >> column % 32;
+    const uint32_t signs = (column & 64 ? high : low) >> column % 32;
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) norms_[n] = signs >> n & 1 ? -norm : norm;
+  }
+
+  // Loads the mean of k, where it is needed.
+  __device__ __forceinline__ void start_block(const QuantizeArgs& args, const QuantizeOperand& x,
+                                              int32_t b, int32_t kv_head) {
+    subtracts_ = args.k_mean.data && x.is_k;
+    if (!subtracts_ && !(args.lse_shift && x.is_q)) return;
+    const float* const mean =
+        reinterpret_cast<const float*>(tensor_row(args.k_mean, 4, b, kv_head, 0)) + column_;
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) mean_[n] = column_ + n < x.dim ? mean[n] : 0.0f;
   }
 
   // The dot product of the untransformed row with the mean of k, in all lanes of the row. is_row:
@@ -140,44 +135,51 @@ class Transform {
     return sum;
   }
 
-  __device__ __forceinline__ void apply(float (&x)[kVector]) const {
+  // Transforms rows of q and k. kWhole: dim is a multiple of kVector.
+  template <bool kWhole, int kRows>
+  __device__ __forceinline__ void apply(float (&x)[kRows][kVector]) const {
     if (subtracts_) {
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) x[n] = __fsub_rn(x[n], mean_[n]);
+      for (auto& row : x) {
+#pragma unroll
+        for (int n = 0; n < kVector; ++n) row[n] = __fsub_rn(row[n], mean_[n]);
+      }
     }
     if (!rotates_) return;
 #pragma unroll
-    for (int n = 0; n < kVector; ++n) {
-      const float product = __fmul_rn(x[n], norm_);
-      x[n] = __uint_as_float(__float_as_uint(product) ^ (signs_ >> n) << 31);
-    }
+    for (auto& row : x) {
 #pragma unroll
-    for (int step = 1; step < kVector; step *= 2) {
-      if (step >= size_) return;
+      for (int n = 0; n < kVector; ++n) row[n] = __fmul_rn(row[n], norms_[n]);
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) {
-        if (n & step) continue;
-        const float a = x[n], b = x[n + step];
-        x[n] = a + b;
-        x[n + step] = a - b;
+      for (int step = 1; step < kVector; step *= 2) {
+#pragma unroll
+        for (int n = 0; n < kVector; ++n) {
+          if (n & step || (!kWhole && step >= size_)) continue;
+          const float a = row[n], b = row[n + step];
+          row[n] = a + b;
+          row[n + step] = a - b;
+        }
       }
     }
-    for (int32_t step = kVector; step < size_; step *= 2) {
-      const bool high = column_ & step;
+    const uint32_t lanes = static_cast<uint32_t>(size_) / kVector;
+#pragma unroll 1
+    for (uint32_t lane = 1; lane < lanes; lane *= 2) {
+      const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
 #pragma unroll
-      for (int n = 0; n < kVector; ++n) {
-        const float other = __shfl_xor_sync(~0u, x[n], step / kVector);
-        x[n] = other + (high ? -x[n] : x[n]);
+      for (auto& row : x) {
+#pragma unroll
+        for (float& each : row) {
+          each = fmaf(each, sign, __shfl_xor_sync(~0u, each, static_cast<int>(lane)));
+        }
       }
     }
   }
 
  private:
   const bool rotates_;
-  bool has_mean_, subtracts_;
+  bool subtracts_ = false;
   const int32_t size_, column_;
-  float norm_ = 0;
-  uint32_t signs_ = 0;  // bit n: column n is negated
+  float norms_[kVector];  // 1 / sqrt(size_), negated where ROTATE negates a column
   float mean_[kVector];
 };
 

@@ -82,6 +82,16 @@ inline uint32_t max_abs_f16x2(uint32_t x, uint32_t y) {
   return r;
 }
 
+template <class T>
+uint32_t max_with_abs(uint32_t x, uint32_t y) {
+  uint32_t r = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff;
+    r |= (b > (kIsBf16<T> ? 0x7f80 : 0x7c00) ? a : max(a, b)) << shift;
+  }
+  return r;
+}
+
 inline uint32_t nonzero_mask(uint32_t pair) {
   return (pair & 0x7fffu ? 0xffffu : 0) | (pair & 0x7fff0000u ? 0xffff0000u : 0);
 }
