@@ -246,7 +246,7 @@ PACKED = dict(cu_q=[0, 1, 300, 40, 0, 2], cu_kv=[3, 1111, 0, 17, 64, 5])
     (GROUPED.replace(batch=6, **PACKED), capi.SMOOTH_K | capi.ROTATE, "qkv"),
 ])
 def test_many_blocks(device, case, transform, only):
-    """Which follow each other in the same shared memory of a GPU, or do not fit in it."""
+    """Blocks follow each other in the same shared memory of a GPU, or do not fit in it."""
     data = make_data(case)
     data.v[0][-1, 0, 7] = np.inf
     seed = SEED if transform & capi.ROTATE else 0

@@ -333,7 +333,8 @@ int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* p
   const int64_t resident = kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch, unless a CTA fills a multiprocessor, as with packed heads.
-  // Those plan their tiles before they wait, for which they may need lengths.
+  // Packed heads plan their tiles before they wait for the kernel before: its lengths are not
+  // known.
   if (tiles < resident) {
     const bool early = p->packed.max_splits > 0 && !reads_lengths(p->problem, p->args.inputs);
     return cuda::launch(entry, tiles, *p, stream, kLaunching, 1, early);

@@ -45,13 +45,13 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t thread = static_cast<int32_t>(threadIdx.x), lanes = 1 << x.log2_lanes;
   const int32_t column = (thread & (lanes - 1)) * kVector;
-  const int32_t groups = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;  // of lanes
+  const int32_t rows_at_once = static_cast<int32_t>(blockDim.x) >> x.log2_lanes;
   const int64_t row_bytes = x.in.stride_seq * sizeof(T);
   const char* const in =
       tensor_row(x.in, sizeof(T), b, kv_head, sequence.offset_kv) + column * sizeof(T);
   double total[kVector] = {};
-  const int64_t step = int64_t{ctas} * groups * kMeanKeys;
-  int64_t first = (int64_t{rank} * groups + (thread >> x.log2_lanes)) * kMeanKeys;
+  const int64_t step = int64_t{ctas} * rows_at_once * kMeanKeys;
+  int64_t first = (int64_t{rank} * rows_at_once + (thread >> x.log2_lanes)) * kMeanKeys;
   for (; first < sequence.len.kv; first += step) {
     const int32_t keys = static_cast<int32_t>(min(int64_t{kMeanKeys}, sequence.len.kv - first));
     float sum[kVector] = {};

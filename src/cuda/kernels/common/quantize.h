@@ -19,7 +19,7 @@ struct QuantizeOperand {
   int32_t log2_lanes, log2_ctas;     // lanes of a row; CTAs of a cluster that share a block
   int32_t row_step, row_step_heads;  // rows from one row of a thread to its next: tokens, heads
   uint32_t first_cta;
-  // Of quantize_stream_kernel.
+  // The fields below are quantize_stream_kernel's.
   int32_t first_block;
   int32_t log2_inner, log2_tokens;  // heads and tokens of a step of all threads
   FastDivmod per_block;             // blocks

@@ -1,5 +1,5 @@
-// What a thread of quantize_stream_kernel moves: its rows of each block, through slots in shared
-// memory.
+// A thread of quantize_stream_kernel moves its rows of each block through slots in shared memory:
+// the order of blocks, the rows, the slots.
 #pragma once
 
 #include "core/seqlen_info.h"

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
   BlockTokens block{};
   Rows stores{};
   for (int32_t n = 0;; ++n) {
-    // What the stores of the block before this one need.
+    // The stores of the block before this one need these.
     float factor = 0;
     const Transform transform_again = transform;
     const bool transforms_again =

@@ -139,7 +139,7 @@ class DbiasKernel {
     const volatile DbiasStep& s = step(n);
     const uint32_t to = shared_ + stage * Config::kStageBytes;
     const Inputs& in = params_.args.inputs;
-    load<0>(to, {s.q, in.q.stride_seq}, {s.k, in.k.stride_seq}, params_.problem.dim_qk, s);
+    load(to, {s.q, in.q.stride_seq}, {s.k, in.k.stride_seq}, params_.problem.dim_qk, s);
     load_stats(stats(stage, 0), params_.lse2, s);
     load_stats(stats(stage, 1), params_.softmax_base, s);
   }
@@ -147,11 +147,10 @@ class DbiasKernel {
     if (n >= storage_.found) return;
     const volatile DbiasStep& s = step(n);
     const uint32_t to = shared_ + stage * Config::kStageBytes + Config::kDout;
-    load<1>(to, {s.dout, params_.dout.stride_seq}, {s.v, params_.args.inputs.v.stride_seq},
-            params_.problem.dim_v, s);
+    load(to, {s.dout, params_.dout.stride_seq}, {s.v, params_.args.inputs.v.stride_seq},
+         params_.problem.dim_v, s);
     load_stats(stats(stage, 2), params_.delta, s);
   }
-  template <int>
   static __device__ __forceinline__ void load(uint32_t to, RowView q, RowView kv, int32_t dim,
                                               const volatile DbiasStep& s) {
     q.row_bytes *= sizeof(T);

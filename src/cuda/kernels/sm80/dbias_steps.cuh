@@ -37,7 +37,7 @@ struct DbiasConfig {
   static constexpr int kStepsAtOnce = kDim * sizeof(T) > 256 ? 8 : 32;
 };
 
-// What a sequence, head and Q tile add to the gradient.
+// A step: the part of the gradient that comes from a sequence, a head and a Q tile.
 struct alignas(16) DbiasStep {
   const char *q, *dout, *k, *v;  // first rows
   int64_t row_stats;             // index of the first row's lse2, base and delta

@@ -198,7 +198,7 @@ class FwdEpilogue {
   static constexpr float kLargestBase = Config::kHasDenseBias ? kLargeScore : kRedoScore;
 
   // Bounds of a row sum. A base that is predicted, or set by the paired row, may make it too small.
-  static constexpr float kMaxRowSum = 0x1p120f;  // the combine kernels add up to 128 of them
+  static constexpr float kMaxRowSum = 0x1p120f;  // far enough below FLT_MAX that P and O are finite
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
