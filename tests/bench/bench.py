@@ -31,7 +31,8 @@ from cases import Case, chosen as chosen_cases, listed
 # Presets that are programs of their own, and their usual number of rounds.
 ALONE = {"papers": 5, "serving": 8, "context-parallel": 2}
 _ALONE = """
-  papers        on either device, alone: training steps, see papers.py
+  papers        on either device, alone: training steps, see papers.py; its parts, for --only:
+                training, tutorials, densities, traffic, losses
   serving       likewise: what an inference engine asks for, see serving.py
   context-parallel  likewise: all GPUs of the host, see context_parallel.py"""
 
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", action="append", metavar="NAME")
     parser.add_argument("--only", default="", metavar="WORDS",
-                        help="rows of the presets whose names hold all these words")
+                        help="rows of the presets whose names hold all these words; parts of papers")
     parser.add_argument("--case", action="append", type=Case.from_json, metavar="JSON")
     parser.add_argument("--alone", action="store_true", help="measure no peer")
     parser.add_argument("--baseline", action="append", metavar="[NAME=]LIBRARY",
@@ -66,7 +67,7 @@ def main() -> int:
     chosen.rounds = chosen.rounds or ALONE.get(alone[0] if alone else "", 8)
     if alone:
         given = [name for name in ("only", "case", "alone", "baseline", "without", "sustained")
-                 if getattr(chosen, name)]
+                 if getattr(chosen, name) and (name, alone[0]) != ("only", "papers")]
         if given or len(chosen.preset) > 1:
             parser.error(f"--preset {alone[0]} goes with no other preset and with no --"
                          + (given or ["preset"])[0])

@@ -13,23 +13,19 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
-import itertools
-import json
 import pathlib
 import statistics
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 
 import flashattn.torch
+import losses
 import traffic
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+from training import ROOT, Attention, Shape, Step
 
 
 def materialised(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -49,35 +45,12 @@ def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return flashattn.torch.attention(q, k, v, causal=causal)
 
 
-REPEATS = 4  # runs of a loss curve, whose differences are the spread
 RUNNERS: Dict[str, Attention] = {"materialised": materialised, "sdpa": sdpa, "flashattn": ours}
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """In the place of attention: what no attention could be faster than."""
     return q + k + v
-
-
-def sdpa_by(backend: SDPBackend) -> Attention:
-    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        with sdpa_kernel(backend):
-            return sdpa(q, k, v, causal)
-    return attention
-
-
-class Shape(NamedTuple):
-    """A transformer and its batch."""
-
-    name: str
-    claim: str  # the literature's
-    layers: int
-    width: int
-    heads: int
-    tokens: int
-    batch: int
-    causal: bool = True
-    vocabulary: int = 50257
-    autocast: bool = True  # to bfloat16
 
 
 _GPT2, _LENGTHS = "3 x materialised at 1k", (1024, 2048, 4096)
@@ -95,61 +68,6 @@ SHAPES: Dict[str, List[Shape]] = {
                   for n in (512, 1024, 2048)],
                 Shape("GPT-2 small, 2048", "", 12, 768, 12, 2048, 1))],
 }
-
-
-class Block(nn.Module):
-    def __init__(self, shape: Shape, attention: Attention) -> None:
-        super().__init__()
-        self.shape, self.attention = shape, attention
-        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
-        self.qkv, self.out, self.up, self.down = (
-            nn.Linear(a * shape.width, b * shape.width)
-            for a, b in ((1, 3), (1, 1), (1, 4), (4, 1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.shape.heads, -1))
-        x = x + self.out(self.attention(*qkv.unbind(2), self.shape.causal).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh"))
-
-
-class Transformer(nn.Module):
-    """Of GPT-2's kind; not causal, of BERT's."""
-
-    def __init__(self, shape: Shape, attention: Attention) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.tokens, shape.width)
-        self.blocks = nn.Sequential(*[Block(shape, attention) for _ in range(shape.layers)])
-        self.norm = nn.LayerNorm(shape.width)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]
-        return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
-
-
-class Step:
-    """A model, and what a step of its training is: forward, backward, AdamW."""
-
-    def __init__(self, shape: Shape, attention: Attention, device: str, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        with torch.device(device):  # a GPU draws 0.35e9 weights in no time, a CPU in seconds
-            self.model = Transformer(shape, attention)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
-        self.device, self.autocast = device, shape.autocast
-        self.ids = torch.randint(shape.vocabulary, (shape.batch, shape.tokens + 1), device=device)
-
-    def __call__(self, ids: Optional[Tensor] = None) -> Tensor:
-        ids = self.ids if ids is None else ids
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
-            logits = self.model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
 
 class Bench:
@@ -304,72 +222,6 @@ class Bench:
             print("| " + " | ".join([line["row"], f"{line['tokens_over_dim']:.0f}", *cells, over])
                   + " |", flush=True)
 
-    def losses(self, shape: Shape, steps: int, seeds: int) -> None:
-        """Curves of several runs of SDPA and of ours, and of each of SDPA's kernels.
-
-        A second run of the same kernel has the same o, bit for bit; on a GPU sums of gradients come
-        in another order. Another kernel rounds every o in another way. Training lets both grow, so
-        that SDPA's kernels among themselves are what another kernel compares with.
-        """
-        kernels = {f"sdpa {backend.name.lower().partition('_attention')[0]}": sdpa_by(backend)
-                   for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                                   SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)}
-        runs = {"sdpa": sdpa, "sdpa again": sdpa, **kernels, "flashattn": ours}
-        repeats = {name: [name, *(f"{name}, run {i}" for i in range(first, REPEATS + 1))]
-                   for name, first in (("sdpa", 3), ("flashattn", 2))}
-        repeats["sdpa"].insert(1, "sdpa again")
-        for name, names in repeats.items():
-            runs.update({other: runs[name] for other in names})
-        for seed in range(seeds):
-            curves = {name: curve for name, f in runs.items()
-                      if (curve := self.curve(f, shape, steps, seed)) is not None}
-            for i, values in enumerate(zip(*[curve.tolist() for curve in curves.values()])):
-                self.lines.append({"table": f"losses, seed {seed}", "row": i + 1, **{
-                    f"loss, {name}": value for name, value in zip(curves, values)}})
-            theirs = [name for name in kernels if name in curves]
-            first = curves["sdpa"]
-            print(f"\nLoss of {shape.name} over {steps} steps on tests/data/passages.json, seed "
-                  f"{seed}: from {first[0]:.3f} to {first[-1]:.3f} by SDPA, "
-                  f"{curves['flashattn'][-1]:.3f} by flashattn. Differences:\n\n"
-                  "| | mean | largest |\n|---|---|---|")
-            pairs = [("sdpa", "sdpa again"), *itertools.combinations(theirs, 2),
-                     *[(name, "flashattn") for name in ("sdpa", *theirs)]]
-            both = [[curves[name] for name in names] for names in repeats.values()]
-            spreads: Dict[str, Any] = {
-                f"{REPEATS} runs of sdpa": itertools.combinations(both[0], 2),
-                f"{REPEATS} runs of flashattn": itertools.combinations(both[1], 2),
-                "each of sdpa, each of flashattn": itertools.product(*both),
-                "the mean of sdpa, the mean of flashattn": [
-                    [torch.stack(its).mean(0) for its in both]]}
-            for name, those in spreads.items():
-                apart = torch.stack([(a - b).abs() for a, b in those])
-                print(f"| {name} | {apart.mean():.5f} | {apart.max():.4f} |", flush=True)
-            for a, b in pairs:
-                apart = (curves[a] - curves[b]).abs()
-                print(f"| {a}, {b} | {apart.mean():.5f} | {apart.max():.4f} |", flush=True)
-
-    def curve(self, attention: Attention, shape: Shape, steps: int,
-              seed: int) -> Optional[Tensor]:
-        """Losses; None where that kernel does not run."""
-        self.free()
-        step = Step(shape, attention, self.device, seed)
-        try:
-            return torch.stack([step(ids) for ids in batches(shape, steps, self.device, seed)])
-        except RuntimeError as error:
-            if not any(sign in str(error) for sign in ("No available kernel", "No viable backend")):
-                raise
-            return None
-
-
-def batches(shape: Shape, steps: int, device: str, seed: int = 0) -> Iterator[Tensor]:
-    """Bytes of the passages, the same places for every runner."""
-    passages = json.loads((ROOT / "tests" / "data" / "passages.json").read_text(encoding="utf-8"))
-    data = torch.tensor(list(json.dumps(passages, ensure_ascii=False).encode()))
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        starts = torch.randint(len(data) - shape.tokens - 1, (shape.batch,), generator=generator)
-        yield torch.stack([data[i:i + shape.tokens + 1] for i in starts.tolist()]).to(device)
-
 
 def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
     """The loss curves, and the times of the training steps."""
@@ -385,10 +237,10 @@ def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
     left.set_xticks(range(len(steps)), [line["row"] for line in steps], rotation=60, ha="right")
     left.set_ylabel("ms a training step")
     left.legend()
-    losses = [line for line in lines if line["table"] == "losses, seed 0"]
-    for name in ([key for key in losses[0] if key.startswith("loss, ")
-                 and ", run " not in key] if losses else ()):
-        right.plot([line[name] for line in losses], label=name)
+    curves = [line for line in lines if line["table"] == "losses, seed 0"]
+    for name in ([key for key in curves[0] if key.startswith("loss, ")
+                 and ", run " not in key] if curves else ()):
+        right.plot([line[name] for line in curves], label=name)
     right.set_xlabel("step")
     right.legend()
     figure.tight_layout()
@@ -405,8 +257,8 @@ def sizes(device: str, quick: bool) -> Tuple[List[Shape], Sequence[int], int, Sh
     if device == "cpu":
         small = Shape("two layers of 256", "", 2, 256, 8, 256, 4, vocabulary=256, autocast=False)
         return SHAPES["cpu"], [512, 1024], 2048, small, 100, 2
-    small = Shape("GPT-2 small", "", 12, 768, 12, 1024, 8)
-    return SHAPES["cuda"], [512, 1024, 2048, 4096, 8192], 8192, small, 200, 2
+    small = Shape("GPT-2 small", "", 12, 768, 12, 1024, 4)
+    return SHAPES["cuda"], [512, 1024, 2048, 4096, 8192], 8192, small, 200, 4
 
 
 def main(options: argparse.Namespace, quick: bool = False) -> int:
@@ -417,11 +269,16 @@ def main(options: argparse.Namespace, quick: bool = False) -> int:
         f"{torch.get_num_threads()} threads"
     print(f"{name}, PyTorch {torch.__version__}; {flashattn.build_info()}")
     shapes, lengths, tokens, small, steps, seeds = sizes(options.device, quick)
-    bench.training(shapes)
-    bench.tutorials(lengths)
-    bench.densities(tokens)
-    bench.traffic()
-    bench.losses(small, steps, seeds)
+    parts = {"training": lambda: bench.training(shapes),
+             "tutorials": lambda: bench.tutorials(lengths),
+             "densities": lambda: bench.densities(tokens), "traffic": bench.traffic,
+             "losses": lambda: bench.lines.extend(losses.measure(
+                 sdpa, ours, small, steps, seeds, options.device, bench.free))}
+    chosen = options.only.split() or list(parts)
+    if set(chosen) - set(parts):
+        raise SystemExit(f"--only names parts of papers: {', '.join(parts)}")
+    for part in chosen:
+        parts[part]()
     table = options.csv or ROOT / "build" / "bench" / "papers.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     fields = list(dict.fromkeys(key for line in bench.lines for key in line))

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import losses  # noqa: E402
 import papers  # noqa: E402
 import traffic  # noqa: E402
+from training import Shape, Step, batches  # noqa: E402
 
 
 def test_every_part(tmp_path, capsys):
-    options = argparse.Namespace(device="cpu", rounds=1, threads=1, plot=None,
+    options = argparse.Namespace(device="cpu", rounds=1, threads=1, plot=None, only="",
                                  csv=tmp_path / "papers.csv")
     assert papers.main(options, quick=True) == 0
     with options.csv.open(newline="", encoding="utf-8") as file:
@@ -27,23 +29,57 @@ def test_every_part(tmp_path, capsys):
                for line in lines if line["table"] in ("training", "tutorials"))
     shown = capsys.readouterr().out
     assert "without any attention" in shown
-    rows = {line.split("|")[1].strip(): line for line in shown.splitlines() if line.count("|") == 4}
-    assert float(rows["sdpa, sdpa again"].split("|")[3]) == 0  # a CPU adds in one order
-    assert float(rows[f"{papers.REPEATS} runs of sdpa"].split("|")[3]) == 0
-    assert {f"{papers.REPEATS} runs of flashattn", "each of sdpa, each of flashattn",
-            "the mean of sdpa, the mean of flashattn"} <= set(rows)
-    # SDPA's two kernels for a CPU, and this library beside each; the others do not run.
-    assert {"sdpa flash, sdpa math", "sdpa flash, flashattn", "sdpa math, flashattn",
-            "sdpa, flashattn"} <= set(rows)
-    assert not any("cudnn" in name for name in rows)
+    rows = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+            for line in shown.splitlines() if line.count("|") == 9}
+    # A CPU adds in one order: runs of a kernel are equal.
+    alone, beside, apart, spread = map(float, rows["seed 0"][2:6])
+    assert alone == spread == 0 and beside == apart < 1e-4
+    assert len(rows[f"seed 0, {losses.CONTROLLED}"]) == 7
+    # SDPA's two kernels for a CPU; the others do not run.
+    assert "at seed 0: flash 0, math " in shown and "cudnn" not in shown
+
+
+def test_parts_of_the_preset(tmp_path, capsys):
+    options = argparse.Namespace(device="cpu", rounds=1, threads=1, plot=None, only="densities",
+                                 csv=tmp_path / "papers.csv")
+    assert papers.main(options, quick=True) == 0
+    with options.csv.open(newline="", encoding="utf-8") as file:
+        assert {line["table"] for line in csv.DictReader(file)} == {"densities"}
+    options.only = "densities loss"
+    with pytest.raises(SystemExit, match="training, tutorials, densities, traffic, losses"):
+        papers.main(options, quick=True)
+    capsys.readouterr()
+
+
+def test_comparison_of_loss_curves():
+    """Groups of one distribution are not told apart; a shift as large as the spread is."""
+    torch.manual_seed(0)
+    chances = []
+    for _ in range(40):
+        theirs, ours = 3 + torch.randn(2, 6, 50).cumsum(-1)
+        found = losses.compare(theirs, ours)
+        assert found.apart < found.spread
+        chances.append(found.chance)
+    assert 0.3 < sum(chances) / len(chances) < 0.7 and min(chances) >= 2 / 924
+    shifted = losses.compare(theirs, theirs + 1.5 * found.spread)
+    assert shifted.apart > shifted.spread and shifted.chance == pytest.approx(2 / 924)
+    # By hand: means 1 and 2. Of the 6 halves the two with 0.5 and 2.5, and the rest, are 0 apart.
+    hand = losses.compare(torch.tensor([[0.5], [1.5]]), torch.tensor([[1.5], [2.5]]))
+    assert tuple(hand) == pytest.approx((1.0, 1.0, 4 / 6))
+
+
+def test_the_kernel_that_is_wrong_on_purpose():
+    q, k, v = torch.randn(3, 1, 9, 2, 16)
+    wrong = losses.scaled(papers.sdpa)(q, k, v, True)
+    torch.testing.assert_close(wrong, papers.materialised(losses.CONTROL * q, k, v, True))
+    assert not torch.allclose(wrong, papers.sdpa(q, k, v, True), atol=1e-4)
 
 
 def test_a_seed_draws_weights_and_text():
-    shape = papers.Shape("tiny", "", 1, 32, 2, 48, 2, vocabulary=256, autocast=False)
-    bench = papers.Bench("cpu", 1)
-    first, again, other = (bench.curve(papers.sdpa, shape, 2, seed) for seed in (0, 0, 1))
+    shape = Shape("tiny", "", 1, 32, 2, 48, 2, vocabulary=256, autocast=False)
+    first, again, other = (losses.curve(papers.sdpa, shape, 2, "cpu", seed) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.allclose(first, other, atol=1e-3)
-    texts = [next(papers.batches(shape, 1, "cpu", seed)) for seed in (0, 1)]
+    texts = [next(batches(shape, 1, "cpu", seed)) for seed in (0, 1)]
     assert not torch.equal(*texts)
 
 
@@ -55,19 +91,19 @@ def test_autocast_of_a_step():
         def attention(q, k, v, causal):
             seen.add(q.dtype)
             return papers.ours(q, k, v, causal)
-        shape = papers.Shape("tiny", "", 1, 32, 2, 16, 2, vocabulary=256, autocast=autocast)
-        papers.Step(shape, attention, "cpu")()
+        shape = Shape("tiny", "", 1, 32, 2, 16, 2, vocabulary=256, autocast=autocast)
+        Step(shape, attention, "cpu")()
         assert seen == {torch.bfloat16 if autocast else torch.float32}
     assert {shape.autocast for shape in papers.SHAPES["cpu"]} == {True, False}
 
 
 def test_the_runners_train_alike():
     """Losses of five steps are those of SDPA, and fall."""
-    shape = papers.Shape("tiny", "", 2, 32, 2, 48, 2, vocabulary=256, autocast=False)
+    shape = Shape("tiny", "", 2, 32, 2, 48, 2, vocabulary=256, autocast=False)
     curves = []
     for attention in papers.RUNNERS.values():
-        step = papers.Step(shape, attention, "cpu")
-        curves.append(torch.stack([step(ids) for ids in papers.batches(shape, 5, "cpu")]))
+        step = Step(shape, attention, "cpu")
+        curves.append(torch.stack([step(ids) for ids in batches(shape, 5, "cpu")]))
     assert curves[0][-1] < curves[0][0]
     for curve in curves[1:]:
         torch.testing.assert_close(curve, curves[0], atol=1e-4, rtol=1e-4)
