@@ -44,7 +44,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", action="append", metavar="NAME")
     parser.add_argument("--only", default="", metavar="WORDS",
-                        help="rows of the presets whose names hold all these words; parts of papers")
+                        help="rows of the presets whose names hold all these words; of papers, "
+                        "parts")
     parser.add_argument("--case", action="append", type=Case.from_json, metavar="JSON")
     parser.add_argument("--alone", action="store_true", help="measure no peer")
     parser.add_argument("--baseline", action="append", metavar="[NAME=]LIBRARY",

@@ -91,10 +91,10 @@ def measure(sdpa: Attention, ours: Attention, shape: Shape, steps: int, seeds: i
         return curve(attention, shape, steps, device, seed)
 
     print(f"\nLoss of {shape.name}, {shape.batch} x {shape.tokens} tokens a step, {steps} steps on "
-          f"tests/data/passages.json, {RUNS[device]} runs of each, in turns: the mean of the last {LAST} "
-          "steps, least to largest; |differences|, means over the steps\n\n| | SDPA | flashattn | "
-          "a run of SDPA from the others' mean | a run of flashattn from SDPA's mean | apart | "
-          f"spread | chance |\n|{'---|' * 8}", flush=True)
+          f"tests/data/passages.json, {RUNS[device]} runs of each, in turns: the mean of the last "
+          f"{LAST} steps, least to largest; |differences|, means over the steps\n\n"
+          "| | SDPA | flashattn | a run of SDPA from the others' mean | a run of flashattn from SDPA's mean | "
+          f"apart | spread | chance |\n|{'---|' * 8}", flush=True)
     lines: List[Dict[str, Any]] = []
     found: List[Comparison] = []
     for seed in range(seeds):
@@ -119,8 +119,8 @@ def measure(sdpa: Attention, ours: Attention, shape: Shape, steps: int, seeds: i
                       for name, losses in kernels.items() if losses is not None]
     within = sum(each.apart <= each.spread for each in found)
     print(f"\nWithin SDPA's spread at {within} of {seeds} seeds; the least chance times their "
-          f"number: {min(1.0, seeds * min(each.chance for each in found)):.3f}. SDPA's kernels from "
-          f"its mean at seed 0: {', '.join(beside)}", flush=True)
+          f"number: {min(1.0, seeds * min(each.chance for each in found)):.3f}. SDPA's kernels "
+          f"from its mean at seed 0: {', '.join(beside)}", flush=True)
     return lines
 
 
