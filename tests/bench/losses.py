@@ -93,8 +93,8 @@ def measure(sdpa: Attention, ours: Attention, shape: Shape, steps: int, seeds: i
     print(f"\nLoss of {shape.name}, {shape.batch} x {shape.tokens} tokens a step, {steps} steps on "
           f"tests/data/passages.json, {RUNS[device]} runs of each, in turns: the mean of the last "
           f"{LAST} steps, least to largest; |differences|, means over the steps\n\n"
-          "| | SDPA | flashattn | a run of SDPA from the others' mean | a run of flashattn from SDPA's mean | "
-          f"apart | spread | chance |\n|{'---|' * 8}", flush=True)
+          "| | SDPA | flashattn | a run of SDPA from the others' mean | a run of flashattn "
+          f"from SDPA's mean | apart | spread | chance |\n|{'---|' * 8}", flush=True)
     lines: List[Dict[str, Any]] = []
     found: List[Comparison] = []
     for seed in range(seeds):
