@@ -12,6 +12,63 @@ namespace {
 
 constexpr int kSmallThreads = 128;  // threads of a CTA where several share a token, to end sooner
 
+struct Launch {
+  dim3 grid;
+  int32_t threads;
+};
+
+// Sets tokens and vecs of a CTA of the kernel that moves rows.
+Launch launch_of_rows(AppendParams& p, bool in_place, int32_t multiprocessors) {
+  const Shape& shape = p.args.shape;
+  const int32_t most_tokens = kAppendMaxAngles / std::max(p.pairs, 1);
+  // A CTA has as many threads as a token has vecs, or one for each vec of several tokens.
+  p.slots = std::max(std::min({kAppendMaxThreads / 2 / p.vecs, shape.seqlen_q, most_tokens}), 1);
+  int64_t ctas = ceil_div(shape.seqlen_q, p.slots);
+  // Where there are tokens enough, each thread moves a vec of several, one after the other.
+  constexpr int32_t kMaxRounds = 8, kCtasPerMultiprocessor = 16;
+  const int64_t rounds = ctas * shape.batch / (kCtasPerMultiprocessor * multiprocessors);
+  p.tokens_per_cta =
+      std::min(p.slots * clamp_index(std::max<int64_t>(rounds, 1), kMaxRounds), most_tokens);
+  ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
+  if (p.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
+    // Most sequences may be shorter than the longest: limits CTAs without a token.
+    const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
+    ctas = std::min(ctas, std::max(4 * mean, ceil_div(16 * int64_t{multiprocessors}, shape.batch)));
+  }
+  if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
+  // The grid's limit. Also, the index of a token one step past the last must not overflow.
+  ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
+  int64_t shares = ceil_div(p.vecs * p.slots, kAppendMaxThreads);  // shares of vecs, a thread a vec
+  unsigned split = 1;                                              // CTAs that divide the shares
+  if (p.slots == 1 && !(in_place && ctas == 1)) {
+    const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
+    split = static_cast<unsigned>(
+        std::max<int64_t>(std::min(ceil_div(p.vecs, kSmallThreads), spare), 1));
+    shares = std::max<int64_t>(shares, split);
+  }
+  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.vecs * p.slots, shares), 32) * 32);
+  p.by_vecs = FastDivmod::of(p.vecs < threads ? p.vecs : threads);
+  return {dim3(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split), threads};
+}
+
+// Blocks of tokens and heads of a CTA of the kernel that makes descales: a warp has a head.
+Launch launch_of_blocks(const AppendParams& p, bool in_place, int32_t multiprocessors) {
+  const Shape& shape = p.args.shape;
+  const int64_t heads =
+      int64_t{p.problem.heads_kv} * (p.operands[1].from.data && p.operands[2].from.data ? 2 : 1);
+  const int64_t warps = std::min<int64_t>(heads, kAppendBlockMaxThreads / 32);
+  const int64_t blocks = ceil_div(shape.seqlen_q, p.problem.descale_block) + 1;
+  constexpr int64_t kCtasPerMultiprocessor = 8;
+  const int64_t spare =
+      std::max<int64_t>(kCtasPerMultiprocessor * multiprocessors / shape.batch, 1);
+  const bool alone = in_place && blocks <= 2;  // sooner done than a second launch
+  const int64_t ctas = alone ? 1 : std::min({blocks, spare, int64_t{65535}});
+  const int64_t split = alone ? 1 : std::min(ceil_div(heads, warps), ceil_div(spare, ctas));
+  return {dim3(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas),
+               static_cast<unsigned>(split)),
+          static_cast<int32_t>(warps * 32)};
+}
+
 }  // namespace
 
 cudaError_t preload_append_kernels(const Problem& problem) {
@@ -53,69 +110,41 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   p.operands[2] = operand(in.v, args.v_cache, in.descale_v, problem.dim_v, 0);
   p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
   p.by_block = FastDivmod::of(std::max(problem.descale_block, 1));
-  const bool updates =
-      args.update_descales && shape.batch > 0 && shape.seqlen_q > 0 && (in.k.data || in.v.data);
-  if (updates) {
-    const int32_t heads = problem.heads_kv * (in.k.data && in.v.data ? 2 : 1);
-    p.by_heads = FastDivmod::of(heads);
-    const int64_t blocks = ceil_div(shape.seqlen_q, problem.descale_block) + 1;
-    const int64_t ctas = ceil_div(blocks * heads, kAppendBlockThreads / 32);
-    const dim3 grid(static_cast<unsigned>(shape.batch),
-                    static_cast<unsigned>(std::min<int64_t>(ctas, 65535)));
-    const cudaError_t error =
-        launch_kernel(kernels.append_blocks, grid, kAppendBlockThreads, 0, p, stream);
-    if (error != cudaSuccess) return error;
-    p.operands[1].from = p.operands[2].from = {};  // what follows moves q alone
-  }
-  for (int n = 0; n < 3; ++n) {
-    AppendOperand& x = p.operands[n];
-    x.first_vec = p.vecs;
-    if (x.from.data) p.vecs += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_vecs.divisor;
-  }
-  const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
-  const auto advance_lens = [&] {
-    return launch_kernel(kernels.advance_lens,
-                         dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
-                         stream);
-  };
-  if (p.vecs == 0 || shape.seqlen_q == 0) {
-    return args.lens_out && (updates || !in_place) ? advance_lens() : cudaSuccess;
-  }
-  p.pairs = p.operands[0].from.data || p.operands[1].from.data ? args.rotary_dim / 2 : 0;
+  p.pairs = in.q.data || in.k.data ? args.rotary_dim / 2 : 0;
   p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
-  const int32_t most_tokens = kAppendMaxAngles / std::max(p.pairs, 1);
-  // A CTA has as many threads as a token has vecs, or one for each vec of several tokens.
-  p.slots = std::max(std::min({kAppendMaxThreads / 2 / p.vecs, shape.seqlen_q, most_tokens}), 1);
-  int64_t ctas = ceil_div(shape.seqlen_q, p.slots);
-  // Where there are tokens enough, each thread moves a vec of several, one after the other.
-  constexpr int32_t kMaxRounds = 8, kCtasPerMultiprocessor = 16;
-  const int64_t rounds = ctas * shape.batch / (kCtasPerMultiprocessor * multiprocessors);
-  p.tokens_per_cta =
-      std::min(p.slots * clamp_index(std::max<int64_t>(rounds, 1), kMaxRounds), most_tokens);
-  ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
-  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
-    // Most sequences may be shorter than the longest: limits CTAs without a token.
-    const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
-    ctas = std::min(ctas, std::max(4 * mean, ceil_div(16 * int64_t{multiprocessors}, shape.batch)));
+  const bool has_tokens = shape.batch > 0 && shape.seqlen_q > 0;
+  const bool makes_descales = args.update_descales && has_tokens && (in.k.data || in.v.data);
+  AppendParams rows = p, blocks = p;
+  if (makes_descales) rows.operands[1].from = rows.operands[2].from = {};
+  for (int n = 0; n < 3; ++n) {
+    AppendOperand& x = rows.operands[n];
+    x.first_vec = rows.vecs;
+    if (x.from.data) {
+      rows.vecs += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_vecs.divisor;
+    }
   }
-  if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
-  // The grid's limit. Also, the index of a token one step past the last must not overflow.
-  ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
-  int64_t shares = ceil_div(p.vecs * p.slots, kAppendMaxThreads);  // shares of vecs, a thread a vec
-  unsigned split = 1;                                              // CTAs that divide the shares
-  if (p.slots == 1 && !(in_place && ctas == 1)) {
-    const int64_t spare = 2 * int64_t{multiprocessors} / (shape.batch * ctas);
-    split = static_cast<unsigned>(
-        std::max<int64_t>(std::min(ceil_div(p.vecs, kSmallThreads), spare), 1));
-    shares = std::max<int64_t>(shares, split);
+  // lens_out may be lens_kv: then a kernel writes it where one CTA alone reads it, and after the
+  // kernels before it, or else a kernel of its own does.
+  const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
+  bool writes_lens = false;
+  cudaError_t error = cudaSuccess;
+  if (rows.vecs > 0 && has_tokens) {
+    const Launch launch = launch_of_rows(rows, in_place, multiprocessors);
+    rows.writes_lens = writes_lens =
+        args.lens_out && !makes_descales && (!in_place || launch.grid.y * launch.grid.z == 1);
+    error = launch_pdl(kernels.append, launch.grid, launch.threads, 0, rows, stream);
   }
-  const auto threads = static_cast<int32_t>(ceil_div(ceil_div(p.vecs * p.slots, shares), 32) * 32);
-  p.by_vecs = FastDivmod::of(p.vecs < threads ? p.vecs : threads);
-  p.writes_lens = args.lens_out && !(in_place && ctas > 1);
-  const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split);
-  const cudaError_t error = launch_pdl(kernels.append, grid, threads, 0, p, stream);
-  if (error != cudaSuccess || !in_place || p.writes_lens) return error;
-  return advance_lens();
+  if (makes_descales && error == cudaSuccess) {
+    const Launch launch = launch_of_blocks(blocks, in_place, multiprocessors);
+    blocks.writes_lens = writes_lens =
+        args.lens_out && (!in_place || launch.grid.y * launch.grid.z == 1);
+    error = launch_pdl(kernels.append_blocks, launch.grid, launch.threads, 0, blocks, stream);
+  }
+  if (error != cudaSuccess || !args.lens_out || writes_lens || (in_place && !has_tokens)) {
+    return error;
+  }
+  return launch_pdl(kernels.advance_lens, dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))),
+                    128, 0, p, stream);
 }
 
 }  // namespace flashattn::cuda

@@ -1,8 +1,6 @@
 #include "cuda/kernels/common/append_kv.h"
 
-#include <cfloat>
-
-#include "core/descale.h"
+#include "cuda/kernels/common/append_blocks.cuh"
 #include "cuda/kernels/common/append_vec.cuh"
 #include "cuda/kernels/common/with_type.cuh"
 
@@ -154,127 +152,10 @@ __global__ void __launch_bounds__(kAppendMaxThreads, sizeof(T) == 2 ? 2 : 1)
   }
 }
 
-// The quotient and the remainder of numbers from `start` on, `step` apart, without a division for
-// each.
-struct Walk {
-  __device__ __forceinline__ Walk(int32_t start, int32_t step, FastDivmod by)
-      : quotient(by.quotient(start)),
-        remainder(start - static_cast<int32_t>(quotient) * by.divisor),
-        quotient_step(by.quotient(step)),
-        remainder_step(step - quotient_step * by.divisor),
-        divisor(by.divisor) {}
-  __device__ __forceinline__ void next() {
-    quotient += quotient_step;
-    remainder += remainder_step;
-    if (remainder < divisor) return;
-    remainder -= divisor;
-    ++quotient;
-  }
-
-  int64_t quotient;
-  int32_t remainder, quotient_step, remainder_step, divisor;
-};
-
-// Calls body(row, c) for a warp's share of the vecs of rows [begin, end); c: a vec's first pair.
-template <int kPairs, class Body>
-__device__ __forceinline__ void for_each_vec(int64_t begin, int64_t end, FastDivmod by_vecs,
-                                             Body body) {
-  for (Walk at(threadIdx.x % 32, 32, by_vecs); at.quotient < end - begin; at.next()) {
-    body(begin + at.quotient, at.remainder * kPairs);
-  }
-}
-
-// One warp appends the new tokens of block n of a head of K or V: it makes the descale, rescales
-// the tokens that the block holds if the descale grows, and stores the new ones.
-template <class T, int kPairs>
-__device__ void append_block(const AppendParams& params, const AppendRows& to, int32_t b, int32_t h,
-                             int64_t n, bool is_k) {
-  const AppendArgs& args = params.args;
-  const AppendOperand& operand = params.operands[is_k ? 1 : 2];
-  const int32_t before = to.sequence.len.kv, block = params.problem.descale_block;
-  const int64_t first = n * block, last = min(first + block, int64_t{before} + to.stored);
-  const auto cache_row = [&](int64_t j) {
-    const CacheIndex at = cache_index(params, to.sequence, b, static_cast<int32_t>(j));
-    return tensor_row(operand.to, 1, at.entry, h, at.row);
-  };
-  const auto load_new = [&](int64_t j, const VecPlace<kPairs>& at) {
-    const int32_t i = static_cast<int32_t>(j) - before;
-    RawVec<T, kPairs> raw;
-    raw.load(at, tensor_row(operand.from, sizeof(T), b, h, to.sequence.offset_q + i));
-    Vec<kPairs> vec(raw);
-    if (at.rotates) {
-      const int64_t position = rotary_position(args, to.position, i);
-      vec.rotate(args.rotary == FLASHATTN_ROTARY_INTERLEAVED, [&](int half) {
-        return vec_angles<kPairs>(args, operand.pairs, position, at.c, half);
-      });
-    }
-    return vec;
-  };
-  const int64_t first_new = max(first, int64_t{before});
-  float most = 0;
-  for_each_vec<kPairs>(first_new, last, operand.by_vecs, [&](int64_t j, int32_t c) {
-    const Vec<kPairs> vec = load_new(j, {operand, c});
-#pragma unroll
-    for (int m = 0; m < kPairs; ++m) {
-      // Neither an infinity nor a NaN counts.
-      if (fabsf(vec.x[m]) <= FLT_MAX) most = fmaxf(most, fabsf(vec.x[m]));
-      if (fabsf(vec.y[m]) <= FLT_MAX) most = fmaxf(most, fabsf(vec.y[m]));
-    }
-  });
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-
-  float* const descale = reinterpret_cast<float*>(tensor_row(operand.descale, 4, b, h, n));
-  const bool held = first < before;
-  const float old = held ? *descale : 0.0f;
-  const float made = updated_descale(most, ptx::kMaxE4m3, block, held, old);
-  const float factor = 1.0f / made, factor_of_old = old / made;
-  if (held && made != old) {
-    for_each_vec<kPairs>(first, before, operand.by_vecs, [&](int64_t j, int32_t c) {
-      const VecPlace<kPairs> at(operand, c);
-      char* const row = cache_row(j);
-      RawVec<ptx::E4m3, kPairs> raw;
-      raw.load(at, row);
-      Vec<kPairs> vec(raw);
-      vec.scale(factor_of_old);
-      vec.store(at, reinterpret_cast<ptx::E4m3*>(row));
-    });
-  }
-  for_each_vec<kPairs>(first_new, last, operand.by_vecs, [&](int64_t j, int32_t c) {
-    const VecPlace<kPairs> at(operand, c);
-    Vec<kPairs> vec = load_new(j, at);
-    vec.scale(factor);
-    vec.store(at, reinterpret_cast<ptx::E4m3*>(cache_row(j)));
-  });
-  __syncwarp();  // all lanes have read the descale
-  if (threadIdx.x % 32 == 0) *descale = made;
-}
-
-// The kernel that makes descales. blockIdx.x: the sequence. A warp takes one block of tokens of one
-// head of K or V at a time.
-template <class T, int kPairs>
-__global__ void __launch_bounds__(kAppendBlockThreads, 4)
-    append_blocks_kernel(const __grid_constant__ AppendParams params) {
-  const Problem& problem = params.problem;
-  const Inputs& in = params.args.inputs;
-  const int32_t b = blockIdx.x;
-  const AppendRows to = append_rows(problem, params.args, b);
-  if (to.stored == 0) return;
-  const int32_t before = to.sequence.len.kv, first = before / problem.descale_block;
-  const int32_t blocks = (before + to.stored - 1) / problem.descale_block - first + 1;
-  constexpr int kWarps = kAppendBlockThreads / 32;
-  for (Walk at(blockIdx.y * kWarps + threadIdx.x / 32, gridDim.y * kWarps, params.by_heads);
-       at.quotient < blocks; at.next()) {
-    const bool is_k = in.k.data && at.remainder < problem.heads_kv;
-    append_block<T, kPairs>(params, to, b,
-                            at.remainder - (in.k.data && !is_k ? problem.heads_kv : 0),
-                            first + at.quotient, is_k);
-  }
-}
-
 // Writes lens_out, which may be lens_kv, after the kernels above.
 __global__ void __launch_bounds__(128)
     advance_lens_kernel(const __grid_constant__ AppendParams params) {
+  ptx::griddep_wait();
   const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
   if (b < params.args.shape.batch) {
     params.args.lens_out[b] = append_rows(params.problem, params.args, b).end;

@@ -26,20 +26,21 @@ struct AppendParams {
   int32_t pairs;     // pairs of a token to rotate; 0: none
   bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
   FastDivmod by_vecs, by_pairs, by_page, by_block;
-  FastDivmod by_heads;  // heads of k and v together
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");
 
 constexpr int kAppendMaxThreads = 384;
-constexpr int kAppendBlockThreads = 128;  // threads of a CTA that makes descales
+constexpr int kAppendBlockMaxThreads = 128;  // of a CTA that makes descales, a warp a head
 constexpr int kAppendVector = 8;  // elements that a thread loads at once, where rows are aligned
-constexpr int kAppendMaxAngles = 1024;  // angles of all tokens of a CTA
-static_assert(kAppendMaxAngles >= kMaxRotaryPairs);
+constexpr int kAppendMaxAngles = 1024;    // angles of all tokens of a CTA
+constexpr int kAppendBlockAngles = 2048;  // of a CTA that makes descales
+static_assert(kAppendMaxAngles >= kMaxRotaryPairs && kAppendBlockAngles >= kMaxRotaryPairs);
 
 struct AppendKernels {
   void (*append)(AppendParams);  // moves tokens of q, and of k and v whose descales are given
-  void (*append_blocks)(AppendParams);  // moves tokens of k and v, and makes their descales
-  void (*advance_lens)(AppendParams);   // writes lens_out, which may be lens_kv, after the others
+  // Moves tokens of k and v, and makes their descales. Starts with append, if that moves q.
+  void (*append_blocks)(AppendParams);
+  void (*advance_lens)(AppendParams);  // writes lens_out, which may be lens_kv, after the others
 };
 
 // dtype: of new tokens. vectors: rows of all arrays of the call can be moved 8 elements at once.

@@ -159,23 +159,6 @@ struct AngleRows {
   }
 };
 
-// Computes what AngleRows::of() returns, without shared memory. pairs: pairs of a row that rotate.
-template <int kPairs>
-__device__ __forceinline__ VecAngles<kPairs> vec_angles(const AppendArgs& args, int32_t pairs,
-                                                        int64_t position, int32_t c, int half) {
-  constexpr int kHalf = VecAngles<kPairs>::kHalf;
-  const bool interleaved = kPairs > 1 && args.rotary == FLASHATTN_ROTARY_INTERLEAVED;
-  const int32_t first = interleaved ? (c + half * pairs) / 2 : c + half * kHalf;
-  VecAngles<kPairs> angles;
-#pragma unroll
-  for (int n = 0; n < kHalf; ++n) {
-    const CosSin x = angle_of(args, position, first + n);
-    angles.cos[n] = x.cos;
-    angles.sin[n] = x.sin;
-  }
-  return angles;
-}
-
 // A row of the cache. entry: the batch index or the page. row: the row in that entry.
 struct CacheIndex {
   int32_t entry;
