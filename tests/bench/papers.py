@@ -229,20 +229,25 @@ def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
         from matplotlib import pyplot
     except ImportError:
         return "no picture: matplotlib is not installed"
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
     steps = [line for line in lines if line["table"] == "training"]
-    for i, runner in enumerate(RUNNERS):
-        values = [(line[f"{runner}_seconds"] or 0) * 1e3 for line in steps]
-        left.bar([j + (i - 1) * 0.27 for j in range(len(steps))], values, 0.27, label=runner)
-    left.set_xticks(range(len(steps)), [line["row"] for line in steps], rotation=60, ha="right")
-    left.set_ylabel("ms a training step")
-    left.legend()
     curves = [line for line in lines if line["table"] == "losses, seed 0"]
-    for name in ([key for key in curves[0] if key.startswith("loss, ")
-                 and ", run " not in key] if curves else ()):
-        right.plot([line[name] for line in curves], label=name)
-    right.set_xlabel("step")
-    right.legend()
+    if not steps and not curves:
+        return "no picture: neither training nor losses was measured"
+    figure, axes = pyplot.subplots(1, bool(steps) + bool(curves), squeeze=False, figsize=(13, 5))
+    if steps:
+        left = axes[0][0]
+        for i, runner in enumerate(RUNNERS):
+            values = [(line[f"{runner}_seconds"] or 0) * 1e3 for line in steps]
+            left.bar([j + (i - 1) * 0.27 for j in range(len(steps))], values, 0.27, label=runner)
+        left.set_xticks(range(len(steps)), [line["row"] for line in steps], rotation=60, ha="right")
+        left.set_ylabel("ms a training step")
+        left.legend()
+    if curves:
+        right = axes[0][-1]
+        for name in (key for key in curves[0] if key.startswith("loss, ") and ", run " not in key):
+            right.plot([line[name] for line in curves], label=name)
+        right.set_xlabel("step")
+        right.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     return f"picture: {path}"
