@@ -275,6 +275,16 @@ int64_t ForwardKernels::workspace(const Shape& shape) const {
   return rows == 0 ? 0 : workspace_of<char>(rows * row);
 }
 
+ForwardEntry ForwardKernels::merging(const ForwardEntry& entry, const ForwardParams& p,
+                                     const Shape& shape) const {
+  // CTAs of a cluster that starts early may share a multiprocessor while others are idle. Where
+  // they have little to do, that costs less than it saves to start while the kernel before ends.
+  constexpr int32_t kFewKeys = 128;
+  const bool is_long = split_keys(p.split, {shape.seqlen_q, shape.seqlen_kv}) > kFewKeys;
+  return combine_starts_early_ && is_long ? alone(entry.merging(), shared_memory_)
+                                          : entry.merging();
+}
+
 std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
   const Kernel& choice = choose(shape);
@@ -284,7 +294,7 @@ std::string ForwardKernels::describe(const Shape& shape,
   // were asked for.
   properties->splits = split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   if (p.log2_cluster == 0) return choice.why;
-  properties->shared_memory = choice.kernel.entry->merging_shared_bytes;
+  properties->shared_memory = merging(*choice.kernel.entry, p, shape).shared_bytes;
   return choice.why + "; a cluster of " + std::to_string(1 << p.log2_cluster) +
          " CTAs shares a KV head's keys and merges its splits";
 }
@@ -301,17 +311,11 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   ForwardParams p = grid(choice, args.shape);
   if (const int32_t status = set_arrays(args, workspace, &p)) return status;
   const bool merges = p.log2_cluster > 0;
-  ForwardEntry entry = merges ? choice.entry->merging() : *choice.entry;
+  const ForwardEntry entry = merges ? merging(*choice.entry, p, args.shape) : *choice.entry;
   // The combine kernel reads lengths before it waits: a kernel that starts early itself does not
   // order that behind the work that wrote them.
   const bool early =
       entry.decodes && combine_starts_early_ && (merges || !reads_lengths(problem_, args.inputs));
-  // CTAs of a cluster that starts early may share a multiprocessor while others are idle. Where
-  // they have little to do, that costs less than it saves to start while the kernel before ends.
-  constexpr int32_t kFewKeys = 128;
-  if (merges && early &&
-      split_keys(p.split, {args.shape.seqlen_q, args.shape.seqlen_kv}) > kFewKeys)
-    entry = alone(entry, shared_memory_);
   const int32_t status = cuda::launch(entry, p.ctas(), p, stream, "launching the forward kernel",
                                       1 << p.log2_cluster, early);
   if (status != FLASHATTN_OK || p.max_splits <= 1 || merges) return status;

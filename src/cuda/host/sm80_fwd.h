@@ -30,6 +30,8 @@ class ForwardKernels final : public ForwardRow {
   // All parameters except the arguments and the workspace.
   ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
   const Kernel& choose(const Shape& shape) const;
+  // The entry that merges in clusters, as it is launched.
+  ForwardEntry merging(const ForwardEntry& entry, const ForwardParams& p, const Shape& shape) const;
   // Whether the kernel is a decode kernel of 32 or 64 rows, and the fastest one for the shape.
   bool pays_to_decode(const Kernel& choice, const Shape& shape) const;
   bool is_uneven(const Shape& shape) const;  // see may_be_uneven()
