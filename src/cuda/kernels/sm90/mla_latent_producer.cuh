@@ -115,14 +115,17 @@ class MlaLatentProducer {
     return records + min(max(page, 0), pages - 1) * v.stride_batch + at * v.stride_seq;
   }
 
-  // Brings the run of rows of tile n that begins with this thread's, at `own`, to L2. Single rows
-  // are not prefetched: the lanes of a warp would do it one after another.
+  // Brings rows that begin with this thread's of tile n, at `own`, to L2, or where nothing is paged
+  // those of the next tile. Eight warps have 8 rows each: one instruction for 64 keeps its warp
+  // waiting. Single rows are not prefetched: the lanes of a warp would do it one after another.
   __device__ __forceinline__ void prefetch(int32_t n, const char* own) const {
-    const int32_t run = params_.record_run;
+    const int32_t run = min(params_.record_run, 8);
     if (!own || run == 0 || (row() & (run - 1)) != 0 || lane_of_row() != 0) return;
-    const int32_t left = tile().len.kv - n * kTileKv - row();
+    const int32_t ahead = is_paged() ? 0 : kTileKv;  // pages are looked up for one tile only
+    const int32_t left = tile().len.kv - n * kTileKv - row() - ahead;
+    if (left <= 0) return;
     const int32_t stride = static_cast<int32_t>(params_.common.args.inputs.v.stride_seq);
-    ptx::prefetch_l2(own + params_.record_begin,
+    ptx::prefetch_l2(own + params_.record_begin + ahead * stride,
                      (min(left, run) - 1) * stride + params_.record_bytes);
   }
 
