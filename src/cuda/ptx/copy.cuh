@@ -293,23 +293,26 @@ __device__ __forceinline__ int4 load_nc_no_allocate(const char* from) {
   return x;
 }
 
-// Loads 16 or 4 bytes under a predicate, without a branch; zeros if `valid` is false. Unlike loads
-// through the non-coherent path, ptxas leaves them before a later wait for an mbarrier.
-__device__ __forceinline__ int4 load_in_order_16_if(const char* from, bool valid) {
+// Loads 16 or 4 bytes under a predicate, without a branch; each word is `otherwise` if `valid` is
+// false. Unlike loads through the non-coherent path, ptxas leaves them before a later wait for an
+// mbarrier.
+__device__ __forceinline__ int4 load_in_order_16_if(const char* from, bool valid,
+                                                    uint32_t otherwise) {
   int4 x;
   asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
-      "mov.b32 %3, 0; @p ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];}"
+      "{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, %6; mov.b32 %1, %6; mov.b32 %2, %6; "
+      "mov.b32 %3, %6; @p ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];}"
       : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-      : "l"(from), "r"(static_cast<int>(valid))
+      : "l"(from), "r"(static_cast<int>(valid)), "r"(otherwise)
       : "memory");
   return x;
 }
-__device__ __forceinline__ uint32_t load_in_order_4_if(const char* from, bool valid) {
+__device__ __forceinline__ uint32_t load_in_order_4_if(const char* from, bool valid,
+                                                       uint32_t otherwise) {
   uint32_t x;
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.b32 %0, [%1];}"
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.b32 %0, [%1];}"
                : "=&r"(x)
-               : "l"(from), "r"(static_cast<int>(valid))
+               : "l"(from), "r"(static_cast<int>(valid)), "r"(otherwise)
                : "memory");
   return x;
 }

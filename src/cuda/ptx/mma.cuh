@@ -80,6 +80,20 @@ __device__ __forceinline__ uint32_t pack_relu<__half>(float low, float high) {
   return r;
 }
 
+// pack for Hopper in which numbers beyond the range of fp16 become its largest; those of bf16
+// are not limited.
+template <class T>
+__device__ __forceinline__ uint32_t pack_saturated(float low, float high) {
+  return pack<T>(low, high);
+}
+
+template <>
+__device__ __forceinline__ uint32_t pack_saturated<__half>(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // The inverse of pack.
 template <class T>
 __device__ __forceinline__ float2 unpack(uint32_t pair);

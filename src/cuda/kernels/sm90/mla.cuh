@@ -28,12 +28,12 @@
 // half is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied
 // by threads of the producer warpgroup instead of TMA.
 //
-// LATENT_KV: the producer warpgroup loads E4M3 to registers, and stores it times its descale as a
+// LATENT_KV: two producer warpgroups load E4M3 to registers, and store it times its descale as a
 // tile of 16 bits (mla_latent_producer.cuh). The consumers do not know. There are no clusters, and
 // stages are released early.
 //
-// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,904 bytes.
-// Registers of a consumer: 216, of which O 128, S 32, P 16; with LATENT_KV 208, of a producer 88.
+// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,912 bytes.
+// Registers of a consumer: 216, of which O 128, S 32, P 16; with LATENT_KV 192, of a producer 64.
 // Releases have no branch and whole tiles no mask: with them all took 4 to 8 % longer.
 //
 // Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
@@ -45,9 +45,12 @@
 // tensor cores on an H200 (4.2 TB/s). Measured there, 32k keys: 656 and 691 TFLOP/s with 128 and
 // 256 rows; without clusters 4 % less.
 //
-// With LATENT_KV a pair has 82 KB in memory, some 4,500 clocks on an H200, and in shared memory it
-// takes 4,740: TMA's 144 KB are the producer's, whose warps issue 59 instructions for 16 numbers of
-// a lane, 2 x 1,300 each. So no resource has much room left at 64 rows.
+// With LATENT_KV a pair has 82 KB in memory, some 4,500 clocks on an H200, and takes 4,900 in
+// shared memory: TMA's 144 KB are the producers', and the other warpgroup's P is read twice. It
+// takes some 9,300 (352 us for 32 x 32k keys, 64 heads). The producers never wait for a stage. By
+// clock registers they store a substage in 1,200 to 1,600 clocks, of which a warp issues 400: few
+// registers are free, so that each of its 8 stores waits until the one before has been read from
+// them.
 #pragma once
 
 #include "cuda/kernels/sm90/mla_latent_producer.cuh"
@@ -82,6 +85,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     MlaWorkTile tile;
     storage.has_work = plan_mla_work_tile(params, tile);
     storage.work_tile = tile;
+    if constexpr (Config::kIsLatent) storage.records = first_record(params, tile);
     storage.redo = 0;
     storage.k.init(MlaProducerOf<Config>::arrivals(params), params.cluster_size);
     ptx::fence_mbarrier_init();
@@ -92,20 +96,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   if (!storage.has_work) return;
-  if (warpgroup == 0) {
+  if (warpgroup < Config::kProducers) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     MlaProducerOf<Config> producer(params, ptx::shared_address(shared), storage);
 #pragma unroll 1
-    for (bool redo = false;;) {
+    for (;;) {
       producer.load_tiles();
-      if (redo) break;
+      if (producer.is_redo()) break;
       end_first_pass(params);
-      redo = storage.is_redo();
-      if (!redo) break;
+      if (!storage.is_redo()) break;
+      producer.begin_redo();
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    MlaMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
+    MlaMainloop<Config>(params, ptx::shared_address(shared), storage,
+                        warpgroup - Config::kProducers)
+        .run();
   }
   if (params.cluster_size > 1) ptx::cluster_wait();
 }

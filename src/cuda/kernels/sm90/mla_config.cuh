@@ -29,15 +29,15 @@ struct MlaConfig {
   using T = T_;
   using Cache = Cache_;
   static constexpr bool kIsLatent = !std::is_same<T, Cache>::value;
-  static constexpr bool kIsF16 = std::is_same<T, __half>::value;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kConsumers =
       2;  // warpgroups; each has all rows and half of the columns of O
   static constexpr int kTileQ = 64, kTileKv = kMlaTileKv;
   static constexpr int kStages = 2;  // warpgroup w computes the scores of the tiles in stage w
-  static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kIsLatent ? 88 : 72;
-  static constexpr int kConsumerRegisters = kIsLatent ? 208 : 216;
+  static constexpr int kProducers = kIsLatent ? 2 : 1;  // warpgroups
+  static constexpr int kThreads = 128 * (kProducers + kConsumers);
+  static constexpr int kProducerRegisters = kIsLatent ? 64 : 72;
+  static constexpr int kConsumerRegisters = kIsLatent ? 192 : 216;
 
   // Panels have 64 columns, 128 bytes per row. The substages of a stage are the halves of V;
   // the panels behind V belong to the substage that the warpgroup of the other stage releases.
@@ -52,6 +52,7 @@ struct MlaConfig {
   struct SharedStorage {
     Pipeline<kStages, 2, false, StageState> k;
     MlaWorkTile work_tile;
+    const char* records;  // LATENT_KV: V of the sequence's first key, or of the pool's first page
     int32_t has_work;
     // PAGES: a bit for each key whose page is not hidden. Each word holds the bits of one producer
     // warp.
@@ -112,6 +113,14 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
     tile.fixed_begin = all.begin / kMlaTileKv + 1;
   }
   return true;
+}
+
+// LATENT_KV: the address of V of the first key of a tile's sequence, or of the first page of all.
+__device__ __forceinline__ const char* first_record(const MlaParams& params,
+                                                    const MlaWorkTile& tile) {
+  const bool paged = params.common.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  return tensor_row(params.common.args.inputs.v, 1, paged ? 0 : tile.b, tile.kv_head,
+                    paged ? 0 : tile.offset_kv);
 }
 
 // Synchronises the CTA after the first pass over the keys. In a cluster it also arrives at the

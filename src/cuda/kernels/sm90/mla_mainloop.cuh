@@ -14,6 +14,11 @@ class MlaMainloop : MlaConsumer<Config> {
   using Base::s_, Base::o_, Base::kTileKv;
   using Base::tile, Base::lane, Base::row;
   static constexpr int kPanelBytes = Config::kPanelBytes;
+  // P V of a tile is made by so many WGMMAs for each 16 keys. One of all columns has more registers
+  // than the threads of a latent kernel start with.
+  static constexpr int kPartsOfO = Config::kIsLatent ? 2 : 1;
+  static constexpr int kPartBytes = Config::kHalfPanels / kPartsOfO * kPanelBytes;  // of V
+  using PartOfO = float[Base::kColumns / 2 / kPartsOfO];
   static constexpr uint32_t kStageBarriers = 2 * sizeof(Barrier);  // bytes, of empty barriers
 
  public:
@@ -226,13 +231,21 @@ class MlaMainloop : MlaConsumer<Config> {
                                    kPanelBytes);
   }
 
+  __device__ __forceinline__ PartOfO& part_of_o(int n) {
+    return reinterpret_cast<PartOfO&>(o_[n * (Base::kColumns / 2 / kPartsOfO)]);
+  }
+
   __device__ __forceinline__ void gemm_pv_own() {
     const ptx::SmemDescriptor v = v_of(own_);
     ptx::reg_fence(p_);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < kTileKv / 16; ++x) {
-      ptx::wgmma_rs<T, 1>(o_, &p_[4 * x], v.advance(x * 2048).descriptor(), 1);
+#pragma unroll
+      for (int n = 0; n < kPartsOfO; ++n) {
+        ptx::wgmma_rs<T, 1>(part_of_o(n), &p_[4 * x],
+                            v.advance(n * kPartBytes + x * 2048).descriptor(), 1);
+      }
     }
     ptx::wgmma_commit();
   }
@@ -243,8 +256,11 @@ class MlaMainloop : MlaConsumer<Config> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < kTileKv / 16; ++x) {
-      ptx::wgmma_ss<T, 0, 1>(o_, p.advance(x * 32).descriptor(), v.advance(x * 2048).descriptor(),
-                             1);
+#pragma unroll
+      for (int n = 0; n < kPartsOfO; ++n) {
+        ptx::wgmma_ss<T, 0, 1>(part_of_o(n), p.advance(x * 32).descriptor(),
+                               v.advance(n * kPartBytes + x * 2048).descriptor(), 1);
+      }
     }
     ptx::wgmma_commit();
   }

@@ -26,6 +26,9 @@ class MlaProducer {
     return params.kv_box_rows > 0 ? 1 : kThreads;
   }
 
+  __device__ __forceinline__ void begin_redo() { redo_ = true; }
+  __device__ __forceinline__ bool is_redo() const { return redo_; }
+
   // Loads the tiles of this warp's stage. A second call loads them again, for a redo.
   __device__ __forceinline__ void load_tiles() {
     const Interval tiles{tile().tiles.begin, tile().tiles.end};
@@ -195,6 +198,7 @@ class MlaProducer {
   SharedStorage& storage_;
   StageState state_;
   const uint32_t to_;
+  bool redo_ = false;
   int32_t pages_[kRows];
 };
 

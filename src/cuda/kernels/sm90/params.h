@@ -111,7 +111,7 @@ struct MlaParams {
   // The producer prefetches record_bytes of a row from record_begin on; 0: none, as the arrays lie
   // far apart. record_run: rows of a tile that follow each other in memory; 0: too few.
   int32_t record_begin, record_bytes, record_run;
-  int32_t reserved;
+  int32_t zero;  // 0, in a form that ptxas cannot fold
 };
 
 // The derivative of the score by x * scale, in the ranges of the polynomials: derivative5[0] +

@@ -138,10 +138,13 @@ inline void red_or_release(int32_t* to, int32_t bits) {
 inline float4 load_cg(const float4* from) { return *from; }
 inline int4 load_nc_no_allocate(const char* from) { return *reinterpret_cast<const int4*>(from); }
 
-inline int4 load_in_order_16_if(const char* from, bool valid) {
-  return valid ? load_nc_no_allocate(from) : make_int4(0, 0, 0, 0);
+inline int4 load_in_order_16_if(const char* from, bool valid, uint32_t otherwise) {
+  const int32_t x = static_cast<int32_t>(otherwise);
+  return valid ? load_nc_no_allocate(from) : make_int4(x, x, x, x);
 }
-inline uint32_t load_in_order_4_if(const char* from, bool valid) { return load_if<4>(from, valid); }
+inline uint32_t load_in_order_4_if(const char* from, bool valid, uint32_t otherwise) {
+  return valid ? load_if<4>(from, true) : otherwise;
+}
 
 // The next kernel may start now, or has to wait: it sees no more of this one either way.
 inline void griddep_launch_dependents() {}

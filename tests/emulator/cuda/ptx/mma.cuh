@@ -1,6 +1,8 @@
 // In place of src/cuda/ptx/mma.cuh.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "emulator.h"
@@ -48,6 +50,13 @@ uint32_t pack(float low, float high) {
     bits[1] = __half_raw(__float2half_rn(high)).x;
   }
   return bits[0] | static_cast<uint32_t>(bits[1]) << 16;
+}
+
+template <class T>
+uint32_t pack_saturated(float low, float high) {
+  const float most = kIsBf16<T> ? INFINITY : 65504.0f;
+  const auto limit = [most](float x) { return std::isnan(x) ? x : std::clamp(x, -most, most); };
+  return pack<T>(limit(low), limit(high));
 }
 
 template <class T>
