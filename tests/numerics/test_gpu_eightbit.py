@@ -84,6 +84,27 @@ def test_split_tiles(device, dim, change):
     assert run(case, device).bits() == run(case, device).bits()
 
 
+@pytest.mark.parametrize("change", [dict(causal=True), dict(lens_kv=[131], page_size=16)])
+@pytest.mark.parametrize("dim,heads", [(64, 25), (128, 25), (256, 17)])
+def test_two_ways_to_transpose_v(device, dim, heads, change):
+    """Before the kernel, where many tiles of queries read each of V, or in it, where the workspace
+    has no room for V^T: the same bits."""
+    case = BASE.replace(batch=1, seqlen_q=50, seqlen_kv=300, heads_q=heads, heads_kv=1, dim_qk=dim,
+                        dim_v=dim, **change)
+    fields = dict(capi.descriptor(case, device), max_batch=1, max_seqlen_q=50, max_seqlen_kv=300)
+    before = capi.Plan(fields)
+    sizes = capi.sizes_of(case)
+    limit = before.workspace_size(capi.FORWARD, sizes) - 1
+    within = capi.Plan(dict(fields, workspace_limit=limit))
+    for plan, transposes in (before, False), (within, True):
+        why = capi.ffi.string(plan.info(capi.FORWARD, sizes).why)
+        assert (b"that transpose V" in why) == transposes, why
+    assert within.workspace_size(capi.FORWARD, sizes) <= limit
+    data = make_data(case)
+    assert run(case, device, data, before).bits() == run(case, device, data, within).bits()
+    assert relative_error(case, device, data) < NORMAL
+
+
 def test_descale_of_0(device):
     """Every visible key weighs the same; hidden ones nothing."""
     case = BASE.replace(causal=True)

@@ -39,6 +39,12 @@ template <class Row, class Made>
 std::unique_ptr<const Row> make_dense_bias(const Problem& problem, const Device& device) {
   return std::unique_ptr<const Row>(new Made(problem, device, sm90::ScoreModKind::kDenseBias));
 }
+
+template <bool kTransposesV>
+std::unique_ptr<const ForwardRow> make_fp8(const Problem& problem, const Device& device) {
+  return std::unique_ptr<const ForwardRow>(
+      new sm90::Fp8ForwardKernels(problem, device, kTransposesV));
+}
 #endif
 
 }  // namespace
@@ -58,7 +64,8 @@ Registry<ForwardRow> forward_registry() {
 #endif
       {{"sm80", "sm90", "sm90_mla"}, is_not_latent, make<ForwardRow, sm80::ForwardKernels>},
 #if FLASHATTN_CUDA_SM90
-      {{"sm90_fp8"}, always, make<ForwardRow, sm90::Fp8ForwardKernels>},
+      {{"sm90_fp8"}, sm90::Fp8ForwardKernels::supports_problem<false>, make_fp8<false>},
+      {{"sm90_fp8"}, sm90::Fp8ForwardKernels::supports_problem<true>, make_fp8<true>},
 #endif
   };
   return {rows, sizeof rows / sizeof *rows};

@@ -175,4 +175,26 @@ int32_t check_grid(int64_t ctas) {
               ctas, INT32_MAX);
 }
 
+int32_t clear_amax(const Problem& problem, const ForwardArgs& args, cudaStream_t stream) {
+  // A stride of 0 has one element for all. Heads that lie side by side are cleared at once, and so
+  // are sequences.
+  const flashattn_tensor& amax = args.amax_o;
+  int64_t batch = amax.stride_batch == 0 ? 1 : args.shape.batch;
+  const int32_t heads = amax.stride_head == 0 ? 1 : problem.heads_q;
+  int64_t width = amax.stride_head == 1 ? heads : 1;
+  if (width == heads && (batch == 1 || amax.stride_batch == heads)) {
+    width *= batch;
+    batch = 1;
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; h += width) {
+      float* const at =
+          static_cast<float*>(amax.data) + b * amax.stride_batch + h * amax.stride_head;
+      const cudaError_t error = cudaMemsetAsync(at, 0, width * sizeof(float), stream);
+      if (const int32_t status = status_of(error, "clearing amax_o")) return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
 }  // namespace flashattn::cuda

@@ -136,4 +136,7 @@ int32_t launch(const Entry& entry, int64_t ctas, const Params& params, cudaStrea
                    what);
 }
 
+// Writes 0 to amax_o, which a kernel then raises.
+int32_t clear_amax(const Problem& problem, const ForwardArgs& args, cudaStream_t stream);
+
 }  // namespace flashattn::cuda

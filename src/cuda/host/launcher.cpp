@@ -71,21 +71,7 @@ int32_t CudaLauncher::forward(const ForwardArgs& args, void* workspace, const Ex
 
 int32_t CudaLauncher::clear_amax(const ForwardArgs& args, const Executor& on) const {
   if (const int32_t status = make_current(device_, *context_)) return status;
-  // A stride of 0 has one element for all. Heads that lie side by side are cleared at once.
-  const flashattn_tensor& amax = args.amax_o;
-  const int32_t batch = amax.stride_batch == 0 ? 1 : args.shape.batch;
-  const int32_t heads = amax.stride_head == 0 ? 1 : problem_.heads_q;
-  const int32_t width = amax.stride_head == 1 ? heads : 1;
-  for (int32_t b = 0; b < batch; ++b) {
-    for (int32_t h = 0; h < heads; h += width) {
-      float* const at =
-          static_cast<float*>(amax.data) + b * amax.stride_batch + h * amax.stride_head;
-      const cudaError_t error =
-          cudaMemsetAsync(at, 0, width * sizeof(float), static_cast<cudaStream_t>(on.stream));
-      if (const int32_t status = status_of(error, "clearing amax_o")) return status;
-    }
-  }
-  return FLASHATTN_OK;
+  return cuda::clear_amax(problem_, args, static_cast<cudaStream_t>(on.stream));
 }
 
 int32_t CudaLauncher::backward(const BackwardArgs& args, void* workspace,

@@ -1,4 +1,4 @@
-// The Hopper forward kernels for q, k and v in E4M3: the only row of their plans.
+// The Hopper forward kernels for q, k and v in E4M3.
 #pragma once
 
 #include <string>
@@ -12,12 +12,19 @@
 
 namespace flashattn::cuda::sm90 {
 
+// Two rows, which give the same bits. transposes_v: kernels that transpose V tile by tile; else V^T
+// is written to the workspace before.
 class Fp8ForwardKernels final : public ForwardRow {
  public:
-  Fp8ForwardKernels(const Problem& problem, const Device& device);
+  Fp8ForwardKernels(const Problem& problem, const Device& device, bool transposes_v);
 
-  const char* title() const override { return "Hopper kernels for E4M3"; }
+  // Whether the row has a kernel for the problem.
+  template <bool kTransposesV>
+  static bool supports_problem(const Problem& problem, const char** why_not);
+
+  const char* title() const override;
   bool supports(const Shape&, const char**) const override { return true; }
+  RowCost cost(const Shape& shape) const override;
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;

@@ -63,7 +63,7 @@ L2Swizzle swizzle(const Problem& problem, const Shape& shape, int32_t tile_q, in
   return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(resident, tiles));
 }
 
-// E4M3: V has no map, as the kernel loads V^T from the workspace.
+// E4M3: V has no map where the kernel loads V^T from the workspace.
 int32_t make_maps(const Problem& problem, const ForwardArgs& args, const ForwardEntry& entry,
                   ForwardParams* p) {
   const Shape& shape = args.shape;
@@ -104,7 +104,7 @@ int32_t make_maps(const Problem& problem, const ForwardArgs& args, const Forward
       {args.inputs.v,
        "v",
        &p->v,
-       !fp8,
+       !fp8 || entry.transposes_v,
        problem.dtype,
        {problem.dim_v, kv_rows, problem.heads_kv, kv_batch, p->kv_box_rows, columns}},
       {args.o,

@@ -1,9 +1,6 @@
 // Transposes V of E4M3 to tiles of V^T, as the Hopper forward kernel loads them: rows are columns
-// of V, 128 keys long, with the 128-byte swizzle. Keys past a sequence's last are 0. Clears amax_o,
-// too.
-//
-// In each 16 keys, position 4 c + 2 u + e holds key 8 u + 2 c + e: the keys whose P a lane of a
-// quad holds in the accumulator are then those that it must hold in the operand of P V.
+// of V, 128 keys long, with the 128-byte swizzle. Keys past a sequence's last are 0. fwd_fp8.cuh
+// has the order of keys.
 #include <type_traits>
 
 #include "core/seqlen_info.h"
@@ -25,17 +22,6 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (
   y[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// Clears amax_o of the query heads of a KV head: the forward kernel raises it.
-__device__ __forceinline__ void clear_amax(const TransposeVParams& params, int32_t b,
-                                           int32_t head) {
-  const flashattn_tensor& amax = params.args.amax_o;
-  const int32_t heads = params.problem.q_heads_per_kv_head();
-  for (int32_t h = static_cast<int32_t>(threadIdx.x); h < heads; h += kThreads) {
-    static_cast<float*>(amax.data)[b * amax.stride_batch + (head * heads + h) * amax.stride_head] =
-        0.0f;
-  }
-}
-
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     transpose_v(const __grid_constant__ TransposeVParams params) {
@@ -51,7 +37,6 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t head_index = static_cast<int32_t>(blockIdx.x) / params.tiles;
   const int32_t head = head_index % problem.heads_kv, b = head_index / problem.heads_kv;
   const int32_t first = n * kFp8TileKv;
-  if (n == 0 && params.args.amax_o.data) clear_amax(params, b, head);
   const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, in, b);
   if (first >= sequence.len.kv) return;
   const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;

@@ -30,6 +30,7 @@
 // the wait for its plan, K and Q then delays O.)
 #pragma once
 
+#include "cuda/kernels/sm90/fwd_fp8_transposer.cuh"
 #include "cuda/kernels/sm90/fwd_mainloop.cuh"
 #include "cuda/kernels/sm90/fwd_producer.cuh"
 #include "cuda/kernels/sm90/fwd_scheduler.cuh"
@@ -46,11 +47,12 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
   // Warp-uniform, so that descriptors stay in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   // Small pages need many TMA copies: K and V then have a producer warp each.
-  const bool split_kv_producers = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  const bool split_kv_producers =
+      !Config::kTransposesV && params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   if (threadIdx.x == 0) {
     init_barriers<Config>(storage, split_kv_producers ? 2 : 1);
     for (const CUtensorMap* map : {&params.q, &params.k}) ptx::tma_prefetch(map);
-    if (!Config::kIsFp8) ptx::tma_prefetch(&params.v);
+    if (!Config::kIsFp8 || Config::kTransposesV) ptx::tma_prefetch(&params.v);
     if (Config::kHasDenseBias) ptx::tma_prefetch(&params.bias);
     if (params.o_by_tma) ptx::tma_prefetch(&params.o);  // otherwise the host leaves the map unset
   }
@@ -72,6 +74,8 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
           .run();
     } else if (warp == kSchedulerWarp) {
       SchedulerWarp<Config>(params, storage).run();
+    } else if constexpr (Config::kTransposesV) {
+      VTransposer<Config>(ptx::shared_address(shared), storage).run();
     } else if (Config::kQProducerWarp && warp == 2) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
       if constexpr (Config::kHasDenseBias) {

@@ -64,7 +64,7 @@ struct ForwardConfig {
                                             : kOnlineSoftmax  ? 224
                                                               : 232;
 
-  static constexpr bool kIsFp8 = false;
+  static constexpr bool kIsFp8 = false, kTransposesV = false;
   static constexpr bool kPacksHeads = false;  // see PackedHeads
   // Tiles of the last wave may be split along their keys, see plan_stream_k_tile(). D = 64 is 2 %
   // slower with the code for it where rows see few keys.
@@ -124,9 +124,24 @@ struct PackedTiles<true> {
   PackedTile packed_tiles[kWorkStages];
 };
 
+// kTransposesV: tiles of V before VTransposer turns them into V^T. raw_v_keys: how many keys of the
+// tile in a stage exist; kNoMoreTiles: there is no tile.
+constexpr int32_t kNoMoreTiles = -1;
+template <class Config, bool kTransposesV>
+struct RawVPipeline {
+  struct State {};
+};
+template <class Config>
+struct RawVPipeline<Config, true> {
+  using State = PipelineState<Config::kRawVStages>;
+  Pipeline<Config::kRawVStages> raw_v;
+  int32_t raw_v_keys[Config::kRawVStages];
+};
+
 template <class Config>
 struct SharedStorage
     : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+      RawVPipeline<Config, Config::kTransposesV>,
       VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages, Config::kConsumers>,
       PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
@@ -151,7 +166,12 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Config>& storage,
   storage.all_done.init(4 * kConsumers);
   storage.q.init(1, 1);
   storage.k.init(1, kConsumers);
-  storage.v.init(1, kConsumers);
+  if constexpr (Config::kTransposesV) {
+    storage.raw_v.init(1, Config::kTransposerWarps);
+    storage.v.init(Config::kTransposerWarps, kConsumers);
+  } else {
+    storage.v.init(1, kConsumers);
+  }
   if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
   storage.work.init(kConsumers, 4 * kConsumers + Config::kQProducerWarp + kv_producers);
   ptx::fence_mbarrier_init();

@@ -1,8 +1,11 @@
 // The forward pass on Hopper with Q, K and V in E4M3: the kernel of fwd.cuh with another mainloop.
 //
-// WGMMA reads E4M3 operands only with k contiguous, so V comes transposed: fp8_transpose_v.cu
-// writes tiles of V^T to the workspace. It orders each 16 keys so that four elements of P that lie
-// together in the accumulator of Q K^T lie together in the operand of P V: no shuffle.
+// WGMMA reads E4M3 operands only with k contiguous, so V must be transposed, in one of two ways.
+// fp8_transpose_v.cu has written tiles of V^T to the workspace. Or, with kTransposesV, two warps
+// transpose each tile in shared memory, anew for each Q tile (fwd_fp8_transposer.cuh). In each 16
+// keys, position 4 c + 2 u + e of a row of V^T holds key 8 u + 2 c + e: the keys whose P a lane of
+// a quad holds in the accumulator of Q K^T are then those that it must hold in the operand of P V.
+// Both ways give the same bits.
 //
 // Two-level accumulation. A WGMMA adds products of E4M3 with some 14 bits, so P V of a KV tile, or
 // of kPromoteEvery tiles, has accumulators of its own, which are added to O in fp32.
@@ -12,7 +15,7 @@
 // columns is at most 448, no P is above it, and that sum is computed anyway; a warp that finds a
 // larger sum lowers P, the row sums and O, outside the loops, and goes on.
 //
-// Shared memory: Q | K stages | V^T stages | O | SharedStorage.
+// Shared memory: Q | K stages | V^T stages | V stages, with kTransposesV | O | SharedStorage.
 #pragma once
 
 #include "cuda/kernels/sm90/fwd.cuh"
@@ -20,10 +23,10 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class O, int kDim, int kConsumers_, class ScoreMod_>
+template <class O, int kDim, int kConsumers_, class ScoreMod_, bool kTransposesV_>
 struct FwdFp8Config {
   using T = O;  // the type of O
-  static constexpr bool kIsFp8 = true;
+  static constexpr bool kIsFp8 = true, kTransposesV = kTransposesV_;
   static constexpr bool kPacksHeads = false, kUseStreamK = ScoreMod_::kIsPlain;
   static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
@@ -52,15 +55,28 @@ struct FwdFp8Config {
   static constexpr int kQBytes = kTileQ * kDim, kOBytes = kTileQ * kDim * 2;
   static constexpr int kKBytes = kTileKv * kDim, kVBytes = kTileKv * kDim;
   static constexpr int kMaxTensorBytes = 224 * 1024;  // beside SharedStorage
+  static constexpr int kLeastRawVBytes = kTransposesV ? kVBytes : 0;
   static constexpr int kStages =
-      kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMaxTensorBytes ? 4 : 2;
+      kQBytes + kOBytes + kLeastRawVBytes + 4 * (kKBytes + kVBytes) <= kMaxTensorBytes ? 4 : 2;
+  static constexpr int kKvBytes = kStages * (kKBytes + kVBytes);
+  static constexpr int kSpareBytes = kMaxTensorBytes - kQBytes - kKvBytes;  // for raw V and O
+  // Stages of V before it is transposed.
+  static constexpr int kRawVStages = !kTransposesV                          ? 0
+                                     : kOBytes + 2 * kVBytes <= kSpareBytes ? 2
+                                                                            : 1;
+  static constexpr int kTransposerWarps = 2;  // one of them would load Q otherwise
+  // O has a buffer of its own. Where only half of O fits, it is stored in two subtiles.
   static constexpr bool kSeparateO = true;
-  static constexpr int kOSubtiles = 1, kQStages = 1;
-  static constexpr bool kQProducerWarp = true;
-  static constexpr int kTensorBytes = kQBytes + kStages * (kKBytes + kVBytes) + kOBytes;
+  static constexpr int kOSubtiles = kOBytes + kLeastRawVBytes <= kSpareBytes ? 1 : 2;
+  static constexpr int kQStages = 1;
+  static constexpr bool kQProducerWarp = !kTransposesV;
+  static constexpr int kTensorBytes =
+      kQBytes + kKvBytes + kRawVStages * kVBytes + kOBytes / kOSubtiles;
   static_assert(kTensorBytes <= kMaxTensorBytes, "shared memory of a multiprocessor");
-  static constexpr int kKOffset = kQBytes, kVOffset = kKOffset + kStages * kKBytes;
-  static constexpr int kOOffset = kVOffset + kStages * kVBytes;
+  static constexpr int kKOffset = kQBytes, kVtOffset = kKOffset + kStages * kKBytes;
+  // What the producer of V loads: V^T itself, or V.
+  static constexpr int kVOffset = kTransposesV ? kVtOffset + kStages * kVBytes : kVtOffset;
+  static constexpr int kOOffset = kVtOffset + kStages * kVBytes + kRawVStages * kVBytes;
 
   static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kCtasPerSm);
 };

@@ -7,9 +7,9 @@
 namespace flashattn::cuda::sm90 {
 
 // O: the type of O, which the entry has as its dtype.
-template <class O, int kDim, int kConsumers, class ScoreMod>
+template <class O, int kDim, int kConsumers, class ScoreMod, bool kTransposesV = false>
 constexpr ForwardEntry fwd_fp8_instance() {
-  using Config = FwdFp8Config<O, kDim, kConsumers, ScoreMod>;
+  using Config = FwdFp8Config<O, kDim, kConsumers, ScoreMod, kTransposesV>;
   return {kDtype<O>,
           kDim,
           kDim,
@@ -21,6 +21,7 @@ constexpr ForwardEntry fwd_fp8_instance() {
           kSharedBytes<Config>,
           Config::kCost,
           Config::kUseStreamK,
+          Config::kTransposesV,
           &fwd_fp8_kernel<Config>};
 }
 

@@ -289,7 +289,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void gemm_pv(float (&to)[kCount], const KvState& state, int column,
                                           int accumulate) {
     const ptx::SmemDescriptor v =
-        at(Config::kVOffset).advance(state.stage() * Config::kVBytes + column * kTileKv);
+        at(Config::kVtOffset).advance(state.stage() * Config::kVBytes + column * kTileKv);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileKv / 32; ++j) {

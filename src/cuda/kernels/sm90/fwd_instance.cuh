@@ -19,6 +19,7 @@ constexpr ForwardEntry forward_entry() {
           kSharedBytes<Config>,
           Config::kCost,
           Config::kUseStreamK,
+          Config::kTransposesV,
           &fwd_kernel<Config>};
 }
 

@@ -131,6 +131,10 @@ class KvProducer {
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile,
                                         uint32_t stage) { load(work_tile, stage); });
+    if constexpr (Config::kTransposesV) {
+      begin_raw_v_tile(kNoMoreTiles);
+      if (leader_) storage_.raw_v.producer_commit(raw_v_state_);
+    }
   }
 
  private:
@@ -163,7 +167,7 @@ class KvProducer {
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
                         varlen_kv ? 0 : work_tile.b, work_tile.len.kv,
-                        Config::kIsFp8 ? first_v_tile(work_tile) : 0};
+                        Config::kIsFp8 && !Config::kTransposesV ? first_v_tile(work_tile) : 0};
     const int32_t begin = work_tile.kv_begin;
     int32_t n = work_tile.kv_end - 1;
     if (n < begin) {
@@ -195,7 +199,11 @@ class KvProducer {
       const PageBox page_after = look_up_page(keys, after);
       if (after >= begin && loads_k_) load_k_tile(kv_tiles, keys, after, page_after);
       kv_tiles.look_ahead(work_tile, after, begin);  // before the wait for V's buffer
-      if constexpr (Config::kIsFp8) {
+      if constexpr (Config::kTransposesV) {
+        begin_raw_v_tile(min(keys.count - n * Config::kTileKv, Config::kTileKv));
+        load_kv_tile<Config::kPanelsQk>(params_.v, v_, storage_.raw_v, raw_v_state_, keys, n, page);
+        raw_v_state_.advance();
+      } else if constexpr (Config::kIsFp8) {
         if (loads_v_) load_transposed_v_tile(v_state, keys, n);
       } else if (loads_v_) {
         load_kv_tile<Config::kPanelsV>(params_.v, v_, storage_.v, v_state, keys, n, page);
@@ -244,10 +252,10 @@ class KvProducer {
   }
 
   // Loads tile n of K or V once consumers have released the stage.
-  template <int kPanels>
+  template <int kPanels, int kStages>
   __device__ __forceinline__ void load_kv_tile(const CUtensorMap& map, uint32_t buffers,
-                                               Pipeline<Config::kStages>& pipeline,
-                                               const PipelineState<Config::kStages>& at,
+                                               Pipeline<kStages>& pipeline,
+                                               const PipelineState<kStages>& at,
                                                const KvSource& keys, int32_t n, PageBox own) {
     constexpr int kBytes = Config::kTileKv * kPanels * Config::kPanelBytes;
     const uint32_t to = buffers + at.stage() * kBytes, full = pipeline.full_barrier(at).address();
@@ -277,6 +285,12 @@ class KvProducer {
     }
   }
 
+  // kTransposesV: waits for a stage, and says how many keys its tile has.
+  __device__ __forceinline__ void begin_raw_v_tile(int32_t keys) {
+    storage_.raw_v.producer_acquire(raw_v_state_);
+    if (leader_) storage_.raw_v_keys[raw_v_state_.stage()] = keys;
+  }
+
   // E4M3: loads tile n of V^T, which fp8_transpose_v.cu has written as it lies in shared memory.
   __device__ __forceinline__ void load_transposed_v_tile(const PipelineState<Config::kStages>& at,
                                                          const KvSource& keys, int32_t n) {
@@ -296,6 +310,7 @@ class KvProducer {
   const uint32_t k_, v_;
   const bool leader_;
   PipelineState<Config::kStages> kv_state_;
+  typename RawVPipeline<Config, Config::kTransposesV>::State raw_v_state_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -14,6 +14,7 @@ struct ForwardEntry {
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   TileCost cost;
   bool uses_stream_k;
+  bool transposes_v;  // E4M3: else V is transposed before
   void (*kernel)(ForwardParams);
 };
 
