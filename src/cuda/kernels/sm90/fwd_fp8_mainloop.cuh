@@ -19,8 +19,12 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
-  // log2 of the largest P in a row's first KV tile.
-  static constexpr float kFirstPeak = 4.0f;
+  // log2 of the largest P in a row's first KV tile. It leaves room for larger scores in later
+  // tiles.
+  static constexpr int kFirstPeak = 4;
+  // log2 of a largest P that is much of its tile's sum. It is not likely to be outgrown, and if it
+  // were smaller the others would be too small for E4M3.
+  static constexpr int kLonePeak = 7;
 
  public:
   __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
@@ -68,7 +72,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
         }
         // Outside the inner loop, which must stay small.
         if (overflow) {
-          lower_p(false);
+          lower_p();
           pack_p(n);
           n = next_tile(n);
         }
@@ -104,10 +108,11 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<true>(n);
-    // Rows that see all of these keys fill E4M3 at once.
-    const bool full =
-        !kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end;
-    if (overflow || full) lower_p(full);
+    if (overflow) {
+      lower_p();
+    } else if (!kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end) {
+      raise_lone_p();
+    }
     pack_p(n);
   }
 
@@ -208,10 +213,35 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  // Scales P, s_, of rows with a sum above the largest of E4M3, or of all rows, so that the largest
-  // sum of the quad's lanes is 2^6 to 2^8. The row's largest P becomes a power of two, which E4M3
-  // holds exactly.
-  __device__ __forceinline__ void lower_p(bool all) {
+  // Whether the largest P of a row is much of its tile's sum, as that of a token that all look at.
+  __device__ __forceinline__ bool is_lone(int mi, float top) const {
+    const float sum = tile_sum_[mi] + __shfl_xor_sync(~0u, tile_sum_[mi], 1);
+    return sum + __shfl_xor_sync(~0u, sum, 2) < 3 * top;
+  }
+
+  // Multiplies a row's P, not yet packed, and lowers its base. Returns the factor.
+  __device__ __forceinline__ float scale_p(int mi, float log2_factor) {
+    const float factor = ptx::exp2(log2_factor);
+    softmax_base_[mi] -= log2_factor * (1.0f / kScoreUnit);
+    tile_sum_[mi] *= factor;
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) {
+      if (i / 2 % 2 == mi) s_[i] *= factor;
+    }
+    return factor;
+  }
+
+  // In a row's first tile.
+  __device__ __forceinline__ void raise_lone_p() {
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      scale_p(mi, is_lone(mi, 1 << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
+    }
+  }
+
+  // Scales P, s_, of rows with a sum above the largest of E4M3. The row's largest P becomes a power
+  // of two, which E4M3 holds exactly.
+  __device__ __forceinline__ void lower_p() {
     float top[2];
     row_max(top);
 #pragma unroll
@@ -219,18 +249,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       float sum = tile_sum_[mi];
       sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 1));
       sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 2));
-      if (!(sum > (all ? 0.0f : ptx::kMaxE4m3)) || !(sum < INFINITY)) continue;
-      const int32_t exponents = static_cast<int32_t>(__float_as_uint(sum) >> 23) -
-                                static_cast<int32_t>(__float_as_uint(top[mi]) >> 23);
-      const float shift = 7.0f - static_cast<float>(exponents) - log2f(top[mi]);
-      const float factor = ptx::exp2(shift);
-      softmax_base_[mi] -= shift * (1.0f / kScoreUnit);
-      tile_sum_[mi] *= factor;
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) {
-        if (i / 2 % 2 == mi) s_[i] *= factor;
-      }
-      scale_row(mi, factor);
+      const int peak = is_lone(mi, top[mi]) ? kLonePeak : kFirstPeak;
+      if (!(sum > ptx::kMaxE4m3) || !(sum < INFINITY)) continue;
+      scale_row(mi, scale_p(mi, peak - log2f(top[mi])));
     }
   }
 
