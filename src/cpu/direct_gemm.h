@@ -7,6 +7,33 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// Whether 8 bits are multiplied as pairs of bf16: without tables the conversion costs
+// more than the products save.
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+constexpr bool kHasBytePairs = true;
+#else
+constexpr bool kHasBytePairs = false;
+#endif
+
+// with_operand_dtype() for K and V that are read where they lie.
+template <Compute kCompute, class Body>
+FLASHATTN_INLINE auto with_direct_dtype(int32_t dtype, Body body) {
+  if constexpr (kCompute == Compute::kBf16Pairs && kHasBytePairs) {
+    if (dtype == FLASHATTN_DTYPE_F8E4M3) return body(DtypeTag<FLASHATTN_DTYPE_F8E4M3>{});
+    if (dtype == FLASHATTN_DTYPE_I8) return body(DtypeTag<FLASHATTN_DTYPE_I8>{});
+  }
+  return with_operand_dtype<kCompute>(dtype, body);
+}
+
+// load_byte_pairs() of the first `count` elements at p, then zeros.
+template <int32_t kDtype>
+FLASHATTN_INLINE void load_first_byte_pairs(const char* p, int32_t count, Words (&words)[2]) {
+  if (count >= 4 * kWidth) return load_byte_pairs<kDtype>(p, words);
+  alignas(64) char staged[4 * kWidth] = {};
+  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count));
+  load_byte_pairs<kDtype>(staged, words);
+}
+
 // K or V of the KV heads that a Q block reads together.
 struct KvCacheHeads {
   TokenRows rows;  // rows of the first head
@@ -127,24 +154,54 @@ void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int3
       }
     };
     int32_t u = 0;
-    if constexpr (kElementBytes<kDtype> == 1) {
-      // Two vectors of bytes are widened at once.
-      for (; u + kWidth < whole; u += 2 * kWidth) {
+    if constexpr (kElementBytes<kDtype> == 1 && kCompute == Compute::kBf16Pairs) {
+      const auto add_bytes = [&](auto load, auto vectors) FLASHATTN_INLINED {
 #pragma GCC unroll 16
         for (int k = 0; k < kKeys; ++k) {
-          Floats key[2];
-          load_unit_pair<kDtype>(subtile.row[n + k] + u, &key[0], &key[1]);
+          Words key[2];
+          load(subtile.row[n + k] + 2 * u, key);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            Floats& sum = sums[r * kKeys + k];
-            sum += as_floats(load_words(q + r * q_words + u)) * key[0];
-            sum += as_floats(load_words(q + r * q_words + u + kWidth)) * key[1];
+#pragma GCC unroll 2
+            for (int v = 0; v < decltype(vectors)::value; ++v) {
+              sums[r * kKeys + k] = dot_bf16(sums[r * kKeys + k],
+                                             load_words(q + r * q_words + u + v * kWidth), key[v]);
+            }
+          }
+        }
+      };
+      for (; u + 2 * kWidth <= whole; u += 2 * kWidth) {
+        add_bytes(load_byte_pairs<kDtype>, std::integral_constant<int, 2>{});
+      }
+      const auto load_last = [&](const char* p, Words(&key)[2]) FLASHATTN_INLINED {
+        load_first_byte_pairs<kDtype>(p, dim - 2 * u, key);
+      };
+      if (words - u > kWidth) {
+        add_bytes(load_last, std::integral_constant<int, 2>{});
+      } else if (words > u) {
+        add_bytes(load_last, std::integral_constant<int, 1>{});
+      }
+    } else if constexpr (kElementBytes<kDtype> == 1) {
+      for (; u + kByteVectors * kWidth <= whole; u += kByteVectors * kWidth) {
+#pragma GCC unroll 16
+        for (int k = 0; k < kKeys; ++k) {
+          Floats key[kByteVectors];
+          load_unit_vectors<kDtype>(subtile.row[n + k] + u, key);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kByteVectors; ++v) {
+              sums[r * kKeys + k] +=
+                  as_floats(load_words(q + r * q_words + u + v * kWidth)) * key[v];
+            }
           }
         }
       }
     }
-    for (; u < whole; u += kWidth) add(u, INT32_MAX);
-    if (u < words) add(u, dim);
+    if constexpr (kElementBytes<kDtype> != 1 || kCompute == Compute::kF32) {
+      for (; u < whole; u += kWidth) add(u, INT32_MAX);
+      if (u < words) add(u, dim);
+    }
     subtile.prefetch();
     float lanes[kWidth];
     store(lanes, sum_each(sums));
@@ -174,19 +231,23 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
       Words value[kVectors];
       const char* const* row = subtile.row + n * kWordElements<kCompute>;
       const char *first = row[0], *second = row[kWordElements<kCompute> - 1];
-      if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
+      if constexpr (kCompute == Compute::kBf16Pairs && kElementBytes<kDtype> == 1 &&
+                    kVectors == 4 && kWhole) {
+        load_byte_columns<kDtype>(first + column, second + column, value);
+      } else if constexpr (kCompute == Compute::kBf16Pairs && kElementBytes<kDtype> == 2 &&
+                           kVectors % 2 == 0 && kWhole) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v += 2) {
           interleave(load_words(first + (column + v * kWidth) * 2),
                      load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
         }
-      } else if constexpr (kElementBytes<kDtype> == 1 && kVectors % 2 == 0 && kWhole) {
+      } else if constexpr (kElementBytes<kDtype> == 1 && kVectors % kByteVectors == 0 && kWhole) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v += 2) {
-          Floats pair[2];
-          load_unit_pair<kDtype>(first + column + v * kWidth, &pair[0], &pair[1]);
-          value[v] = as_words(pair[0]);
-          value[v + 1] = as_words(pair[1]);
+        for (int v = 0; v < kVectors; v += kByteVectors) {
+          Floats units[kByteVectors];
+          load_unit_vectors<kDtype>(first + column + v * kWidth, units);
+#pragma GCC unroll 4
+          for (int i = 0; i < kByteVectors; ++i) value[v + i] = as_words(units[i]);
         }
       } else {
 #pragma GCC unroll 4
@@ -266,7 +327,7 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
 template <Compute kCompute>
 void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
-  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
+  with_direct_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(keys, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
@@ -285,7 +346,7 @@ void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dt
 template <Compute kCompute>
 void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
-  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
+  with_direct_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(
         values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
           const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;

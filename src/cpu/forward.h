@@ -57,6 +57,7 @@ class ForwardBlock {
                        problem.dtype, scratch_.q + static_cast<int64_t>(row) * scratch_.q_words,
                        scratch_.q_words);
     }
+    kv_.prepare_queries();
   }
 
   // Adds a KV tile to all rows.
@@ -139,13 +140,26 @@ class ForwardBlock {
   Kv<kCompute> kv_;
 };
 
+template <Compute kCompute>
+using DirectFloats = DirectKv<kCompute>;
+template <Compute kCompute>
+using DirectBytes = DirectKv<kCompute, Compute::kBf16Pairs>;
+
+// Computes one task that reads K and V where they lie.
+template <Compute kCompute, template <Compute> class Kv>
+void direct_task(const ForwardJob& job, int64_t task, char* scratch) {
+  const ForwardWorkTile tile = job.work_tile(task);
+  if (!is_direct(*job.problem, job.sequences[tile.b].len)) return;
+  ForwardBlock<kCompute, Kv>(QBlock(job, tile, tile.kv_heads), scratch).run(nullptr);
+}
+
 // Computes one task of the forward pass.
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
+  if (job.direct) return direct_task<kCompute, DirectFloats>(job, task, scratch);
   const ForwardWorkTile tile = job.work_tile(task);
-  if (is_direct(*job.problem, job.sequences[tile.b].len) != job.direct) return;
+  if (is_direct(*job.problem, job.sequences[tile.b].len)) return;
   const QBlock block(job, tile, tile.kv_heads);
-  if (job.direct) return ForwardBlock<kCompute, DirectKv>(block, scratch).run(nullptr);
   const auto run = [&](const QBlock* next) {
     if constexpr (kFixedBase<kCompute>) {
       if (uses_amx_mainloop(*job.problem)) {

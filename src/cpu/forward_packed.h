@@ -21,6 +21,8 @@ class PackedKv {
         softmax_(softmax),
         own_tile_(reinterpret_cast<char*>(scratch.k)) {}
 
+  void prepare_queries() {}
+
   // Sets the KV tile to work on. It is packed when some rows see it.
   void begin_tile(Interval kv_tile) {
     kv_tile_ = kv_tile;

@@ -33,8 +33,30 @@ bool backward_is_own(const Problem& problem) { return !kHasBf16Dot || backward_i
 
 const Kernels& f32() { return FLASHATTN_F32_ISA::kernels(); }
 
+// Whether few queries multiply a cache of 8 bits as pairs of bf16. That rounds P, which an o of
+// more bits would show. int8, which no table widens, needs several rows for it to pay, and
+// processors with tiles take twice as long for pairs.
+bool multiplies_byte_pairs(const Problem& problem) {
+  return kHasBytePairs && problem.dtype == FLASHATTN_DTYPE_BF16 &&
+         problem.dtype_o == FLASHATTN_DTYPE_BF16 &&
+         (problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3 ||
+          (problem.dtype_kv == FLASHATTN_DTYPE_I8 && !kHasAmx &&
+           problem.q_heads_per_kv_head() >= kScoreRows));
+}
+
+// Whether few queries, whose softmax is in fp32 beside such a cache, have kernels of their own
+// here.
+bool widens_bytes(const Problem& problem) {
+  return kHasBytePairs && (problem.has_f8_cache() || multiplies_byte_pairs(problem));
+}
+
 int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
-  if (!forward_is_own(problem)) return f32().forward_scratch(problem, tiling);
+  if (!forward_is_own(problem)) {
+    const int64_t f32_bytes = f32().forward_scratch(problem, tiling);
+    if (!widens_bytes(problem)) return f32_bytes;
+    const int64_t own = ForwardScratch<Compute::kF32>(problem, kDirectTiling, nullptr).bytes;
+    return own > f32_bytes ? own : f32_bytes;
+  }
   const int64_t packed = ForwardScratch<kCompute>(problem, tiling, nullptr).bytes;
   const int64_t direct = ForwardScratch<kCompute>(problem, kDirectTiling, nullptr).bytes;
   return direct > packed ? direct : packed;
@@ -52,6 +74,13 @@ int64_t shared_tile_bytes(const Problem& problem, const Tiling& tiling) {
 }
 
 void forward(const ForwardJob& job, int64_t task, char* scratch) {
+  if constexpr (kHasBytePairs) {
+    if (job.direct && widens_bytes(*job.problem)) {
+      return multiplies_byte_pairs(*job.problem)
+                 ? direct_task<Compute::kF32, DirectBytes>(job, task, scratch)
+                 : direct_task<Compute::kF32, DirectFloats>(job, task, scratch);
+    }
+  }
   if (!forward_is_own(*job.problem)) return f32().forward(job, task, scratch);
   forward_task<kCompute>(job, task, scratch);
   release_tiles();

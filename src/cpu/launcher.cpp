@@ -67,7 +67,7 @@ CpuLauncher::CpuLauncher(const Problem& problem)
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
       why_(std::string("the only backend for CPUs; ") + machine_kernels_reason() +
-           (problem.has_8bit() ? "; 8-bit numbers are computed in fp32" : "")) {
+           (problem.has_8bit() ? "; 8-bit numbers are widened" : "")) {
   if (problem.workspace_limit == 0 || shared_tile_bytes_ == 0) return;
   if (workspace(FLASHATTN_OP_FORWARD, maxima_of(problem)) <= problem.workspace_limit) return;
   shared_tile_bytes_ = 0;

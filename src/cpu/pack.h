@@ -238,6 +238,9 @@ FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int3
   if constexpr (kCompute == Compute::kF32) {
     return as_words(kWhole ? load_units<kDtype>(first + at)
                            : load_first_units<kDtype>(first + at, left));
+  } else if constexpr (kElementBytes<kDtype> == 1) {
+    return high_halves(load_first_units<kDtype>(first + at, left),
+                       load_first_units<kDtype>(second + at, left));
   } else if (kWhole || left >= kWidth) {
     return load_halves(reinterpret_cast<const uint16_t*>(first + at)) |
            load_halves(reinterpret_cast<const uint16_t*>(second + at)) << 16;

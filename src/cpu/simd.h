@@ -59,14 +59,54 @@ FLASHATTN_INLINE Floats load_units(const void* p) {
   }
 }
 
-// load_units() for 2 * kWidth elements of 8 bits.
+// load_units() for as many elements of 8 bits as are best widened at once.
+#if defined(__AVX512VBMI__)
+constexpr int kByteVectors = 4;
+#else
+constexpr int kByteVectors = 2;
+#endif
 template <int32_t kDtype>
-FLASHATTN_INLINE void load_unit_pair(const char* p, Floats* first, Floats* second) {
+FLASHATTN_INLINE void load_unit_vectors(const char* p, Floats (&x)[kByteVectors]) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
-    load_f8_pair(p, first, second);
+#if defined(__AVX512VBMI__)
+    load_f8_vectors(p, x);
+#else
+    load_f8_pair(p, &x[0], &x[1]);
+#endif
   } else {
-    *first = load_i8(p);
-    *second = load_i8(p + kWidth);
+#pragma GCC unroll 4
+    for (int v = 0; v < kByteVectors; ++v) x[v] = load_i8(p + v * kWidth);
+  }
+}
+
+// Pairs of bf16 made of the high halves of floats: exact for those of 8 significant bits.
+FLASHATTN_INLINE Words high_halves(Floats low, Floats high) {
+  return as_words(low) >> 16 | (as_words(high) & 0xffff0000u);
+}
+
+// Loads 4 * kWidth elements of 8 bits, which bf16 holds exactly, in units of kUnit. Word n of
+// words[g] is the pair of elements n and n + kWidth of the g-th 2 * kWidth.
+template <int32_t kDtype>
+FLASHATTN_INLINE void load_byte_pairs(const char* p, Words (&words)[2]) {
+#if defined(__AVX512VBMI__)
+  if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) return load_f8_pairs(p, words);
+#endif
+#pragma GCC unroll 2
+  for (int g = 0; g < 2; ++g, p += 2 * kWidth) {
+    words[g] = high_halves(load_units<kDtype>(p), load_units<kDtype>(p + kWidth));
+  }
+}
+
+// Likewise 4 * kWidth columns of two rows: word n is the pair of column n of both.
+template <int32_t kDtype>
+FLASHATTN_INLINE void load_byte_columns(const char* first, const char* second, Words (&words)[4]) {
+#if defined(__AVX512VBMI__)
+  if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) return load_f8_columns(first, second, words);
+#endif
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    words[g] = high_halves(load_units<kDtype>(first + g * kWidth),
+                           load_units<kDtype>(second + g * kWidth));
   }
 }
 
@@ -147,15 +187,37 @@ FLASHATTN_INLINE void transpose_steps(Words (&rows)[kWidth]) {
 
 FLASHATTN_INLINE void transpose(Words (&rows)[kWidth]) { transpose_steps<1>(rows); }
 
-// Lane n of the result combines all lanes of rows[n], in the order of sum().
+// In blocks of kStep lanes: the even ones of a and the odd ones of b where they are.
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Floats blend_blocks(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
+  return select(Ints{(kLane & kStep ? -1 : 0)...}, b, a);
+}
+
+// The odd blocks of a and the even ones of b, each in the other's place.
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Floats swap_blocks(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, ((kLane & kStep ? kWidth + kLane : kLane) ^ kStep)...);
+#else
+  return __builtin_shuffle(a, b, Ints{((kLane & kStep ? kWidth + kLane : kLane) ^ kStep)...});
+#endif
+}
+
+// Lane n of the result combines all lanes of rows[n], in the order of sum(); combine() is
+// commutative.
 template <int kStep = kWidth / 2, class Combine>
 FLASHATTN_INLINE Floats combine_each(Floats (&rows)[kWidth], Combine combine) {
   constexpr auto lanes = std::make_integer_sequence<int, kWidth>{};
 #pragma GCC unroll 16
   for (int i = 0; i < kStep; ++i) {
-    const Words a = as_words(rows[i]), b = as_words(rows[i + kStep]);
-    rows[i] = combine(as_floats(exchange<false, kStep>(a, b, lanes)),
-                      as_floats(exchange<true, kStep>(a, b, lanes)));
+    const Floats a = rows[i], b = rows[i + kStep];
+    if constexpr (kWidth == 16) {
+      // A blend and a shuffle take less time than two shuffles.
+      rows[i] = combine(blend_blocks<kStep>(a, b, lanes), swap_blocks<kStep>(a, b, lanes));
+    } else {
+      rows[i] = combine(as_floats(exchange<false, kStep>(as_words(a), as_words(b), lanes)),
+                        as_floats(exchange<true, kStep>(as_words(a), as_words(b), lanes)));
+    }
   }
   if constexpr (kStep == 1) {
     return rows[0];

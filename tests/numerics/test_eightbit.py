@@ -51,6 +51,31 @@ def test_each_code(device, backward, kv):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("kv", ["f8", "i8"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_each_code_in_vectors(device, dtype, kv):
+    """All bytes in rows that fill vectors, read in place: as values, and as keys of which a query
+    sees one element, in each place of a row. The value of the one key that a row sees is exact."""
+    codes = np.arange(256, dtype=np.uint8).view(NUMPY[kv]).astype(np.float32)
+    case = one_key_each(256).replace(dtype=dtype, dtype_kv=kv, dtype_o=dtype, dim_qk=64, dim_v=64,
+                                     heads_q=4, heads_kv=1, scale=1.0, descales="bt",
+                                     descale_block=1)
+    data = make_data(case)
+    finite = np.where(np.isfinite(codes), codes, 0)
+    for b in range(256):
+        data.q[b][:] = np.eye(64, dtype=np.float32)[[n + 5 * b for n in range(4)] % np.int64(64)]
+        data.k[b][0, 0] = finite[(b + np.arange(64)) % 256]
+        data.v[b][0, 0] = codes[(b + np.arange(64)) % 256]
+    data.descales.pop("k", None)
+    result = Call(case, device, data).forward()
+    for b in range(256):
+        values = round_to(data.v[b][0, 0] * np.float32(data.descales["v"][b, 0, 0]), dtype)
+        np.testing.assert_array_equal(result.o[b], np.broadcast_to(values, (1, 4, 64)))
+        seen = (5 * b + np.arange(4)) % 64
+        np.testing.assert_array_equal(np.ravel(result.lse[b]), finite[(b + seen) % 256])
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("splits", [1, 2])
 def test_rounding(device, splits):
     """To nearest even, saturated, NaN kept: fp32 numbers, as descales of 1, on and beside every

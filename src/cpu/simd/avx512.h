@@ -13,6 +13,9 @@ constexpr int kPanelVectors = 4;
 #if defined(__AVX512BF16__)
 #include "cpu/simd/avx512_bf16.h"
 #endif
+#if defined(__AVX512VBMI__)
+#include "cpu/simd/avx512_vbmi.h"
+#endif
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
