@@ -112,10 +112,17 @@ struct BlockAppender {
   }
 };
 
+// CTAs on a multiprocessor: as many as registers allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlockCtas = 6;
+#else
+constexpr int kBlockCtas = 8;
+#endif
+
 // blockIdx.x: the sequence. blockIdx.y: its blocks of tokens. blockIdx.z: a share of the heads of K
 // and V, a warp a head.
 template <class T, int kPairs>
-__global__ void __launch_bounds__(kAppendBlockMaxThreads, 6)
+__global__ void __launch_bounds__(kAppendBlockMaxThreads, kBlockCtas)
     append_blocks_kernel(const __grid_constant__ AppendParams params) {
   __shared__ __align__(16) float cosines[kAppendBlockAngles], sines[kAppendBlockAngles];
   const Problem& problem = params.problem;

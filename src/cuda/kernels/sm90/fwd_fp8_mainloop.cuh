@@ -213,10 +213,10 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  // Whether the largest P of a row is much of its tile's sum, as that of a token that all look at.
-  __device__ __forceinline__ bool is_lone(int mi, float top) const {
+  // The sum of a row's P of this tile.
+  __device__ __forceinline__ float sum_of_quad(int mi) const {
     const float sum = tile_sum_[mi] + __shfl_xor_sync(~0u, tile_sum_[mi], 1);
-    return sum + __shfl_xor_sync(~0u, sum, 2) < 3 * top;
+    return sum + __shfl_xor_sync(~0u, sum, 2);
   }
 
   // Multiplies a row's P, not yet packed, and lowers its base. Returns the factor.
@@ -235,22 +235,19 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void raise_lone_p() {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      scale_p(mi, is_lone(mi, 1 << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
+      scale_p(mi, sum_of_quad(mi) < (3 << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
     }
   }
 
-  // Scales P, s_, of rows with a sum above the largest of E4M3. The row's largest P becomes a power
-  // of two, which E4M3 holds exactly.
+  // Lowers P of rows with a sum above E4M3's largest number: their largest P become powers of two.
   __device__ __forceinline__ void lower_p() {
     float top[2];
     row_max(top);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      float sum = tile_sum_[mi];
-      sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 1));
-      sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 2));
-      const int peak = is_lone(mi, top[mi]) ? kLonePeak : kFirstPeak;
+      const float sum = sum_of_quad(mi);
       if (!(sum > ptx::kMaxE4m3) || !(sum < INFINITY)) continue;
+      const int peak = sum < 3 * top[mi] ? kLonePeak : kFirstPeak;
       scale_row(mi, scale_p(mi, peak - log2f(top[mi])));
     }
   }
