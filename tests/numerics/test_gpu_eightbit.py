@@ -238,8 +238,8 @@ def test_first_token(device, nats):
 @pytest.mark.parametrize("key", [4095, 2000])
 def test_a_lone_token_leaves_the_others_their_weight(device, key):
     """One key has a score 10 nats above the rest, in the tile that is visited first, or later. V
-    has a mean of 1, so that weights lost show. Sums of four tiles, of 14 bits, lose those of their
-    other keys, 0.009; with P of at most 2^4 those of all keys, another 0.03."""
+    has a mean of 1, so that weights lost show. Sums of four tiles, of 14 bits, lose some of their
+    other keys': 0.008 in all. With P of at most 2^4 it would be 0.017."""
     case = BASE.replace(batch=1, seqlen_q=64, seqlen_kv=4096, heads_q=2, descales=None)
     data = make_data(case)
     q, k, v = (np.asarray(x[0], np.float32) for x in (data.q, data.k, data.v))
@@ -248,7 +248,7 @@ def test_a_lone_token_leaves_the_others_their_weight(device, key):
     k[key, :, 0] = 10
     for name, x in (("q", q), ("k", k), ("v", v + 1)):
         getattr(data, name)[0][...] = round_to(x, "f8")
-    assert relative_error(case, device, data) < 0.015
+    assert relative_error(case, device, data) < 0.012
 
 
 @pytest.mark.parametrize("dim", [64, 128])
