@@ -28,9 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = pathlib.Path(__file__).resolve().parent
 # Pages of the repository that the site has, too.
 REPOSITORY = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/README.md",
-              "tests/bench/README.md", "tests/bench/CPU.md", "bindings/python/README.md",
-              "bindings/rust/README.md", "bindings/julia/README.md",
-              "bindings/packaging/README.md")
+              "tests/bench/README.md", "tests/bench/CPU.md", "tests/bench/PORTABLE.md",
+              "bindings/python/README.md", "bindings/rust/README.md",
+              "bindings/julia/README.md", "bindings/packaging/README.md")
 FENCED = re.compile(r"(^```.*?^```$)", re.S | re.M)
 LANGUAGES = {".py": "python", ".rs": "rust", ".jl": "julia", ".c": "c"}
 
