@@ -10,10 +10,12 @@
 // Two-level accumulation. A WGMMA adds products of E4M3 with some 14 bits, so P V of a KV tile, or
 // of kPromoteEvery tiles, has accumulators of its own, which are added to O in fp32.
 //
-// Guarded softmax base. P = 2^(s - base) fills E4M3, whose largest number is 448: the base is set
-// by the first tile that a row sees and then stays. While the sum of a tile's P over a lane's
-// columns is at most 448, no P is above it, and that sum is computed anyway; a warp that finds a
-// larger sum lowers P, the row sums and O, outside the loops, and goes on.
+// Guarded softmax base. P = 2^(s - base) uses the range of E4M3, whose largest number is 448: the
+// base is set by the first tile that a row sees and then stays. While the sum of a tile's P over a
+// lane's columns is at most 448, no P is above it, and that sum is computed anyway; a warp that
+// finds a larger sum lowers P, the row sums and O, outside the loops, and goes on. So a largest P of
+// 2^4 leaves room for scores that grow; beside a token that outweighs the rest of its tile that
+// would make the others subnormal or 0, and it gets 2^7.
 //
 // Shared memory: Q | K stages | V^T stages | V stages, with kTransposesV | O | SharedStorage.
 #pragma once
