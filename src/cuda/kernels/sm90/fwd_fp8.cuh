@@ -13,8 +13,8 @@
 // Guarded softmax base. P = 2^(s - base) uses the range of E4M3, whose largest number is 448: the
 // base is set by the first tile that a row sees and then stays. While the sum of a tile's P over a
 // lane's columns is at most 448, no P is above it, and that sum is computed anyway; a warp that
-// finds a larger sum lowers P, the row sums and O, outside the loops, and goes on. So a largest P of
-// 2^4 leaves room for scores that grow; beside a token that outweighs the rest of its tile that
+// finds a larger sum lowers P, the row sums and O, outside the loops, and goes on. So a largest P
+// of 2^4 leaves room for scores that grow; beside a token that outweighs the rest of its tile that
 // would make the others subnormal or 0, and it gets 2^7.
 //
 // Shared memory: Q | K stages | V^T stages | V stages, with kTransposesV | O | SharedStorage.
