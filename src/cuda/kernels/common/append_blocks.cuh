@@ -128,8 +128,7 @@ __global__ void __launch_bounds__(kAppendBlockMaxThreads, kBlockCtas)
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
   const int32_t b = blockIdx.x;
-  // The kernel for q waits for the kernels before it, then lets this one start.
-  if (!params.operands[0].from.data) ptx::griddep_wait();
+  ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   const AppendRows to = append_rows(problem, params.args, b);
   const int32_t before = to.sequence.len.kv, block = problem.descale_block;
@@ -151,7 +150,6 @@ __global__ void __launch_bounds__(kAppendBlockMaxThreads, kBlockCtas)
       appender.append(n, min(head, heads - 1) - (is_k ? 0 : heads_k), is_k, head < heads);
     }
   }
-  ptx::griddep_wait();  // whoever waits for this kernel waits for the one for q, too
   if (params.writes_lens && blockIdx.y == 0 && blockIdx.z == 0) {
     __syncthreads();  // lens_out may be lens_kv, which all threads have read
     if (threadIdx.x == 0) params.args.lens_out[b] = to.end;

@@ -38,9 +38,8 @@ static_assert(kAppendMaxAngles >= kMaxRotaryPairs && kAppendBlockAngles >= kMaxR
 
 struct AppendKernels {
   void (*append)(AppendParams);  // moves tokens of q, and of k and v whose descales are given
-  // Moves tokens of k and v, and makes their descales. Starts with append, if that moves q.
-  void (*append_blocks)(AppendParams);
-  void (*advance_lens)(AppendParams);  // writes lens_out, which may be lens_kv, after the others
+  void (*append_blocks)(AppendParams);  // moves tokens of k and v, and makes their descales
+  void (*advance_lens)(AppendParams);   // writes lens_out, which may be lens_kv, after the others
 };
 
 // dtype: of new tokens. vectors: rows of all arrays of the call can be moved 8 elements at once.
