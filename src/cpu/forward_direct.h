@@ -207,7 +207,7 @@ class DirectKv {
   template <class Apply>
   void with_units(const flashattn_tensor& descales, const Tile& tile, Interval keys,
                   Apply apply) const {
-    // Which keys other rows see must not decide whether all have one unit.
+    // The tile decides whether all keys have one unit: the keys that other rows see must not.
     const int32_t first = tile.keys.begin,
                   last = clamp_index(int64_t{first} + kDirectKeys - 1, INT32_MAX);
     const int32_t rows = tile.rows(), head_rows = rows / block_.kv_heads,

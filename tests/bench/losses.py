@@ -6,8 +6,8 @@ difference grow. That spread of SDPA is the measure:
 
     apart     |mean curve of SDPA - mean curve of ours|, the mean over the steps
     spread    the largest loss of SDPA's runs less the least at a step, the mean over the steps
-    chance    the part of all ways to call half of the runs ours that set the means at
-              least as far apart (a permutation test): what two groups of one kernel draw evenly
+    chance    a permutation test: the runs are divided into two halves in all ways; the part of
+              these whose mean curves are at least as far apart. It is small if the kernels differ
 
 The curves are the same within SDPA's spread where apart <= spread at every seed. A kernel that is
 wrong on purpose, CONTROL times the scores, shows what the comparison can see. On a CPU all runs of

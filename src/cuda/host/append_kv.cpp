@@ -114,7 +114,7 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
   const bool has_tokens = shape.batch > 0 && shape.seqlen_q > 0;
   const bool makes_descales = args.update_descales && has_tokens && (in.k.data || in.v.data);
-  AppendParams rows = p, blocks = p;
+  AppendParams rows = p;
   if (makes_descales) rows.operands[1].from = rows.operands[2].from = {};
   for (int n = 0; n < 3; ++n) {
     AppendOperand& x = rows.operands[n];
@@ -135,10 +135,10 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
     error = launch_pdl(kernels.append, launch.grid, launch.threads, 0, rows, stream);
   }
   if (makes_descales && error == cudaSuccess) {
-    const Launch launch = launch_of_blocks(blocks, in_place, multiprocessors);
-    blocks.writes_lens = writes_lens =
+    const Launch launch = launch_of_blocks(p, in_place, multiprocessors);
+    p.writes_lens = writes_lens =
         args.lens_out && (!in_place || launch.grid.y * launch.grid.z == 1);
-    error = launch_pdl(kernels.append_blocks, launch.grid, launch.threads, 0, blocks, stream);
+    error = launch_pdl(kernels.append_blocks, launch.grid, launch.threads, 0, p, stream);
   }
   if (error != cudaSuccess || !args.lens_out || writes_lens || (in_place && !has_tokens)) {
     return error;

@@ -76,7 +76,7 @@ struct FwdFp8Config {
       kQBytes + kKvBytes + kRawVStages * kVBytes + kOBytes / kOSubtiles;
   static_assert(kTensorBytes <= kMaxTensorBytes, "shared memory of a multiprocessor");
   static constexpr int kKOffset = kQBytes, kVtOffset = kKOffset + kStages * kKBytes;
-  // What the producer of V loads: V^T itself, or V.
+  // The producer of V loads V^T here or, with kTransposesV, V.
   static constexpr int kVOffset = kTransposesV ? kVtOffset + kStages * kVBytes : kVtOffset;
   static constexpr int kOOffset = kVtOffset + kStages * kVBytes + kRawVStages * kVBytes;
 

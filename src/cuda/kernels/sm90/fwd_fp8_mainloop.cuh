@@ -19,12 +19,11 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
-  // log2 of the largest P in a row's first KV tile. It leaves room for larger scores in later
-  // tiles.
+  // log2 of the largest P in a row's first KV tile: it leaves room for larger scores later.
   static constexpr int kFirstPeak = 4;
-  // log2 of a largest P that is much of its tile's sum. It is not likely to be outgrown, and if it
-  // were smaller the others would be too small for E4M3.
-  static constexpr int kLonePeak = 7;
+  // log2 of a lone P, the largest of a row and more than 1 / kLoneShare of its tile's sum: later
+  // scores seldom exceed it, and if it were smaller the others would be too small for E4M3.
+  static constexpr int kLonePeak = 7, kLoneShare = 3;
 
  public:
   __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
@@ -231,15 +230,15 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     return factor;
   }
 
-  // In a row's first tile.
+  // Raises a lone P in a row's first tile.
   __device__ __forceinline__ void raise_lone_p() {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      scale_p(mi, sum_of_quad(mi) < (3 << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
+      scale_p(mi, sum_of_quad(mi) < (kLoneShare << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
     }
   }
 
-  // Lowers P of rows with a sum above E4M3's largest number: their largest P become powers of two.
+  // Lowers P of rows with a sum above E4M3's largest number; a row's largest is then 2^peak.
   __device__ __forceinline__ void lower_p() {
     float top[2];
     row_max(top);
@@ -247,7 +246,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     for (int mi = 0; mi < 2; ++mi) {
       const float sum = sum_of_quad(mi);
       if (!(sum > ptx::kMaxE4m3) || !(sum < INFINITY)) continue;
-      const int peak = sum < 3 * top[mi] ? kLonePeak : kFirstPeak;
+      const int peak = sum < kLoneShare * top[mi] ? kLonePeak : kFirstPeak;
       scale_row(mi, scale_p(mi, peak - log2f(top[mi])));
     }
   }
