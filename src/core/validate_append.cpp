@@ -112,6 +112,13 @@ void check_update(const Problem& problem, const flashattn_append_kv_args& args) 
            "update_descales = 1, but descale_block = 0: one descale of all tokens would mean to "
            "round the whole cache again; make the plan with a descale_block of 1 or more");
   }
+  const int64_t rows = int64_t{args.seqlen_q} + args.seqlen_kv;
+  if (rows > INT32_MAX) {
+    reject(FLASHATTN_REASON_SIZE, "seqlen_q",
+           "seqlen_q = %d and seqlen_kv = %d are %" PRId64 " in all, above %d, the most that "
+           "update_descales counts blocks of; append fewer tokens at once",
+           args.seqlen_q, args.seqlen_kv, rows, INT32_MAX);
+  }
 }
 
 // Sets turns[c]: the rotation of pair c from one position to the next, in units of 2^-64 turns. The

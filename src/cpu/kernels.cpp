@@ -34,14 +34,13 @@ bool backward_is_own(const Problem& problem) { return !kHasBf16Dot || backward_i
 const Kernels& f32() { return FLASHATTN_F32_ISA::kernels(); }
 
 // Whether few queries multiply a cache of 8 bits as pairs of bf16. That rounds P, which an o of
-// more bits would show. int8, which no table widens, needs several rows for it to pay, and
-// processors with tiles take twice as long for pairs.
+// more bits would show. int8, which no table widens, needs several rows for it to pay. Processors
+// with tiles take twice as long for pairs.
 bool multiplies_byte_pairs(const Problem& problem) {
-  return kHasBytePairs && problem.dtype == FLASHATTN_DTYPE_BF16 &&
+  return kHasBytePairs && !kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 &&
          problem.dtype_o == FLASHATTN_DTYPE_BF16 &&
          (problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3 ||
-          (problem.dtype_kv == FLASHATTN_DTYPE_I8 && !kHasAmx &&
-           problem.q_heads_per_kv_head() >= kScoreRows));
+          (problem.dtype_kv == FLASHATTN_DTYPE_I8 && problem.q_heads_per_kv_head() >= kScoreRows));
 }
 
 // Whether few queries, whose softmax is in fp32 beside such a cache, have kernels of their own

@@ -161,6 +161,7 @@ UPDATES = {
                Rotary(128), 1e3),
     "packed": (F8_CACHE.replace(cu_q=[5, 0, 33]), Rotary(64), 1e3),
     "starts": (F8_CACHE.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), 1e3),
+    "many heads": (F8_CACHE.replace(heads_q=15, heads_kv=5, cu_q=[5, 0, 70]), Rotary(64), 1e3),
     "padded": (F8_CACHE.replace(strides="padded", dtype="f16"), Rotary(30), 1e3),
     "odd head": (F8_CACHE.replace(dim_qk=63, dim_v=3), Rotary(20), 1e3),
     "f8 queries": (F8.replace(descale_block=32), Rotary(64), 1e3),
@@ -336,6 +337,15 @@ def test_refusals(device, changes, reason, words):
     with pytest.raises(capi.Refused, match=words) as caught:
         call.append()
     assert caught.value.reason == reason
+
+
+def test_more_rows_than_blocks_are_counted_of(device):
+    case, rotary, _ = UPDATES["starts"]
+    call = supported(case, device, rotary, updates=True)
+    call.fields.update(seqlen_q=2 ** 30, seqlen_kv=2 ** 30)
+    with pytest.raises(capi.Refused, match="are 2147483648 in all") as caught:
+        call.append()
+    assert caught.value.reason == 27
 
 
 def test_the_cache_may_not_be_the_input(device):

@@ -51,19 +51,22 @@ Launch launch_of_rows(AppendParams& p, bool in_place, int32_t multiprocessors) {
   return {dim3(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas), split), threads};
 }
 
-// Blocks of tokens and heads of a CTA of the kernel that makes descales: a warp has a head.
-Launch launch_of_blocks(const AppendParams& p, bool in_place, int32_t multiprocessors) {
+// Sets groups of heads of the kernel that makes descales.
+Launch launch_of_blocks(AppendParams& p, bool in_place, int32_t multiprocessors) {
   const Shape& shape = p.args.shape;
-  const int64_t heads =
-      int64_t{p.problem.heads_kv} * (p.operands[1].from.data && p.operands[2].from.data ? 2 : 1);
-  const int64_t warps = std::min<int64_t>(heads, kAppendBlockMaxThreads / 32);
+  const bool has_k = p.operands[1].from.data, has_v = p.operands[2].from.data;
+  const int64_t heads_kv = int64_t{p.problem.heads_kv} * (has_k + has_v);
+  const int64_t heads_q = p.operands[0].from.data ? p.problem.heads_q : 0;
+  const int64_t warps = std::min<int64_t>(heads_kv, kAppendBlockMaxThreads / 32);
+  p.groups_kv = static_cast<int32_t>(ceil_div(heads_kv, warps));
+  p.groups = p.groups_kv + static_cast<int32_t>(ceil_div(heads_q, warps));
   const int64_t blocks = ceil_div(shape.seqlen_q, p.problem.descale_block) + 1;
-  constexpr int64_t kCtasPerMultiprocessor = 8;
+  constexpr int64_t kCtasPerMultiprocessor = 16;
   const int64_t spare =
       std::max<int64_t>(kCtasPerMultiprocessor * multiprocessors / shape.batch, 1);
   const bool alone = in_place && blocks <= 2;  // sooner done than a second launch
   const int64_t ctas = alone ? 1 : std::min({blocks, spare, int64_t{65535}});
-  const int64_t split = alone ? 1 : std::min(ceil_div(heads, warps), ceil_div(spare, ctas));
+  const int64_t split = alone ? 1 : std::min<int64_t>(p.groups, ceil_div(spare, ctas));
   return {dim3(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas),
                static_cast<unsigned>(split)),
           static_cast<int32_t>(warps * 32)};
@@ -114,33 +117,24 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
   const bool has_tokens = shape.batch > 0 && shape.seqlen_q > 0;
   const bool makes_descales = args.update_descales && has_tokens && (in.k.data || in.v.data);
-  AppendParams rows = p;
-  if (makes_descales) rows.operands[1].from = rows.operands[2].from = {};
-  for (int n = 0; n < 3; ++n) {
-    AppendOperand& x = rows.operands[n];
-    x.first_vec = rows.vecs;
+  for (AppendOperand& x : p.operands) {
+    x.first_vec = p.vecs;
     if (x.from.data) {
-      rows.vecs += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_vecs.divisor;
+      p.vecs += (&x == p.operands ? problem.heads_q : problem.heads_kv) * x.by_vecs.divisor;
     }
   }
-  // lens_out may be lens_kv: then a kernel writes it where one CTA alone reads it, and after the
-  // kernels before it, or else a kernel of its own does.
+  // lens_out may be lens_kv: then the kernel writes it where one CTA alone reads it, or else a
+  // kernel of its own does.
   const bool in_place = args.lens_out && args.lens_out == in.lens_kv;
-  bool writes_lens = false;
   cudaError_t error = cudaSuccess;
-  if (rows.vecs > 0 && has_tokens) {
-    const Launch launch = launch_of_rows(rows, in_place, multiprocessors);
-    rows.writes_lens = writes_lens =
-        args.lens_out && !makes_descales && (!in_place || launch.grid.y * launch.grid.z == 1);
-    error = launch_pdl(kernels.append, launch.grid, launch.threads, 0, rows, stream);
+  if (p.vecs > 0 && has_tokens) {
+    const Launch launch = makes_descales ? launch_of_blocks(p, in_place, multiprocessors)
+                                         : launch_of_rows(p, in_place, multiprocessors);
+    p.writes_lens = args.lens_out && (!in_place || launch.grid.y * launch.grid.z == 1);
+    error = launch_pdl(makes_descales ? kernels.append_blocks : kernels.append, launch.grid,
+                       launch.threads, 0, p, stream);
   }
-  if (makes_descales && error == cudaSuccess) {
-    const Launch launch = launch_of_blocks(p, in_place, multiprocessors);
-    p.writes_lens = writes_lens =
-        args.lens_out && (!in_place || launch.grid.y * launch.grid.z == 1);
-    error = launch_pdl(kernels.append_blocks, launch.grid, launch.threads, 0, p, stream);
-  }
-  if (error != cudaSuccess || !args.lens_out || writes_lens || (in_place && !has_tokens)) {
+  if (error != cudaSuccess || !args.lens_out || p.writes_lens || (in_place && !has_tokens)) {
     return error;
   }
   return launch_pdl(kernels.advance_lens, dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))),

@@ -23,8 +23,9 @@ struct AppendParams {
   int32_t vecs;               // vecs of a token in q, k and v together
   int32_t slots;              // tokens that a CTA moves at once
   int32_t tokens_per_cta;
-  int32_t pairs;     // pairs of a token to rotate; 0: none
-  bool writes_lens;  // false: another kernel does, once all CTAs have read lens_kv
+  int32_t pairs;              // pairs of a token to rotate; 0: none
+  int32_t groups_kv, groups;  // of heads, a warp a head: of k and v, of all
+  bool writes_lens;           // false: another kernel does, once all CTAs have read lens_kv
   FastDivmod by_vecs, by_pairs, by_page, by_block;
 };
 static_assert(sizeof(AppendParams) <= 4096, "kernel parameters of any toolkit and driver");
@@ -37,8 +38,8 @@ constexpr int kAppendBlockAngles = 2048;  // of a CTA that makes descales
 static_assert(kAppendMaxAngles >= kMaxRotaryPairs && kAppendBlockAngles >= kMaxRotaryPairs);
 
 struct AppendKernels {
-  void (*append)(AppendParams);  // moves tokens of q, and of k and v whose descales are given
-  void (*append_blocks)(AppendParams);  // moves tokens of k and v, and makes their descales
+  void (*append)(AppendParams);         // moves tokens; descales are given
+  void (*append_blocks)(AppendParams);  // moves tokens, and makes descales of k and v
   void (*advance_lens)(AppendParams);   // writes lens_out, which may be lens_kv, after the others
 };
 

@@ -1,6 +1,7 @@
 // The kernels of append_kv.cu work on vecs of rows, see AppendOperand, and on rows of the cache.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "cuda/device/elements.cuh"
@@ -101,6 +102,16 @@ struct Vec {
       x[n] *= factor;
       y[n] *= factor;
     }
+  }
+  // The largest magnitude. Neither an infinity nor a NaN counts.
+  __device__ __forceinline__ float largest(const VecPlace<kPairs>& at) const {
+    float most = 0;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      if (fabsf(x[n]) <= FLT_MAX) most = fmaxf(most, fabsf(x[n]));
+      if (at.has_second && fabsf(y[n]) <= FLT_MAX) most = fmaxf(most, fabsf(y[n]));
+    }
+    return most;
   }
   template <class T>
   __device__ __forceinline__ void store(const VecPlace<kPairs>& at, T* to) const {
