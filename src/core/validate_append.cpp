@@ -115,7 +115,8 @@ void check_update(const Problem& problem, const flashattn_append_kv_args& args) 
   const int64_t rows = int64_t{args.seqlen_q} + args.seqlen_kv;
   if (rows > INT32_MAX) {
     reject(FLASHATTN_REASON_SIZE, "seqlen_q",
-           "seqlen_q = %d and seqlen_kv = %d are %" PRId64 " in all, above %d, the most that "
+           "seqlen_q = %d and seqlen_kv = %d are %" PRId64
+           " in all, above %d, the most that "
            "update_descales counts blocks of; append fewer tokens at once",
            args.seqlen_q, args.seqlen_kv, rows, INT32_MAX);
   }
