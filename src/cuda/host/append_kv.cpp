@@ -61,7 +61,7 @@ Launch launch_of_blocks(AppendParams& p, bool in_place, int32_t multiprocessors)
   p.groups_kv = static_cast<int32_t>(ceil_div(heads_kv, warps));
   p.groups = p.groups_kv + static_cast<int32_t>(ceil_div(heads_q, warps));
   const int64_t blocks = ceil_div(shape.seqlen_q, p.problem.descale_block) + 1;
-  constexpr int64_t kCtasPerMultiprocessor = 16;
+  constexpr int64_t kCtasPerMultiprocessor = 8;
   const int64_t spare =
       std::max<int64_t>(kCtasPerMultiprocessor * multiprocessors / shape.batch, 1);
   const bool alone = in_place && blocks <= 2;  // sooner done than a second launch
