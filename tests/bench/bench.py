@@ -29,12 +29,13 @@ from cases import Case, chosen as chosen_cases, listed
 
 
 # Presets that are programs of their own, and their usual number of rounds.
-ALONE = {"papers": 5, "serving": 8, "context-parallel": 2}
+ALONE = {"papers": 5, "serving": 8, "context-parallel": 2, "fp8-accuracy": 1}
 _ALONE = """
   papers        on either device, alone: training steps, see papers.py; its parts, for --only:
                 training, tutorials, densities, traffic, losses
   serving       likewise: what an inference engine asks for, see serving.py
-  context-parallel  likewise: all GPUs of the host, see context_parallel.py"""
+  context-parallel  likewise: all GPUs of the host, see context_parallel.py
+  fp8-accuracy  likewise: errors of E4M3 beside other libraries', see fp8_accuracy.py"""
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import warnings
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from cases import Case
 from memory import Array, torch
@@ -171,16 +171,20 @@ class FlashAttention3:
         from fa3_fwd_interface import flash_attn_func
         self.function = flash_attn_func
 
-    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+    def prepare(self, case: Case, arrays: Dict[str, Array],
+                descales: Optional[Dict[str, Any]] = None) -> Tuple[Work, Callable[[Any], Any]]:
+        """descales: descale_q, descale_k, descale_v, if they are not 1."""
         cache = dataclasses.replace(case, causal=False) if case.decodes else case
         if case.kv_dtype != "f8" or case.latent or not cache.plain or case.op != "forward":
             raise CannotRun("only measured in E4M3")
-        ones = torch.ones(case.batch, case.kv_heads, device="cuda")
+        shape = case.batch, case.kv_heads
+        of = {f"{x}_descale": descales[f"descale_{x}"].reshape(shape) if descales else
+              torch.ones(shape, device="cuda") for x in "qkv"}
         q, k, v = (arrays[name].tensor for name in "qkv")
         self.remark = "q in E4M3, as it takes no other beside such a cache" if case.dtype_kv else ""
         work = functools.partial(
-            self.function, q.to(k.dtype), k, v, causal=case.causal, q_descale=ones, k_descale=ones,
-            v_descale=ones, **({"num_splits": 0} if case.decodes else {}))
+            self.function, q.to(k.dtype), k, v, causal=case.causal, **of,
+            **({"num_splits": 0} if case.decodes else {}))
         try:
             work()
         except Exception as error:
@@ -189,7 +193,7 @@ class FlashAttention3:
 
 
 class CudnnFp8:
-    """cuDNN's graph of an attention in E4M3, o in bf16."""
+    """cuDNN's graph of an attention in E4M3, o in bf16 or, where it refuses that, E4M3."""
 
     remark = ""
 
@@ -197,15 +201,23 @@ class CudnnFp8:
         import cudnn
         self.cudnn, self.handle = cudnn, cudnn.create_handle()
 
-    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+    def prepare(self, case: Case, arrays: Dict[str, Array],
+                descales: Optional[Dict[str, Any]] = None) -> Tuple[Work, Callable[[Any], Any]]:
+        """descales: descale_q, descale_k, descale_v, if they are not 1; of one head alone."""
         if case.dtype != "f8" or not case.plain or case.op != "forward":
             raise CannotRun("only measured in E4M3")
-        try:
-            return self.graph(case, arrays)
-        except Exception as error:
-            raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
+        refusal = ""
+        for dtype, remark in ((torch.bfloat16, ""), (torch.float8_e4m3fn, "o in E4M3, as cuDNN "
+                                                     "writes no bf16 from it")):
+            self.remark = remark
+            try:
+                return self.graph(case, arrays, descales or {}, dtype)
+            except Exception as error:
+                refusal = str(error).split("\n", maxsplit=1)[0][:100]
+        raise CannotRun(refusal)
 
-    def graph(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+    def graph(self, case: Case, arrays: Dict[str, Array], descales: Dict[str, Any],
+              dtype: Any) -> Tuple[Work, Callable[[Any], Any]]:
         types = self.cudnn.data_type
         graph = self.cudnn.pygraph(io_data_type=types.FP8_E4M3, intermediate_data_type=types.FLOAT,
                                    compute_data_type=types.FLOAT, handle=self.handle)
@@ -226,7 +238,7 @@ class CudnnFp8:
             use_causal_mask=case.causal, name="sdpa")
         shape = described("q")
         out.set_output(True).set_dim(shape["dim"]).set_stride(shape["stride"]).set_data_type(
-            types.BFLOAT16)
+            types.BFLOAT16 if dtype == torch.bfloat16 else types.FP8_E4M3)
         for largest in maxima:
             largest.set_output(True).set_dim([1] * 4).set_stride([1] * 4).set_data_type(types.FLOAT)
         graph.validate()
@@ -236,10 +248,10 @@ class CudnnFp8:
         graph.check_support()
         graph.build_plans()
         one = torch.ones(1, 1, 1, 1, device="cuda")
-        o = torch.empty(arrays["q"].shape, device="cuda", dtype=torch.bfloat16)
+        o = torch.empty(arrays["q"].shape, device="cuda", dtype=dtype)
         workspace = torch.empty(graph.get_workspace_size(), device="cuda", dtype=torch.uint8)
         pack = {**{tensors[name]: arrays[name].tensor for name in "qkv"}, out: o,
-                **{scale: one for scale in scales.values()},
+                **{scale: descales.get(name, one) for name, scale in scales.items()},
                 **{largest: torch.zeros(1, 1, 1, 1, device="cuda") for largest in maxima}}
 
         def work() -> Any:
