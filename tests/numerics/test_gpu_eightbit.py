@@ -24,7 +24,7 @@ FEATURES = [
     dict(page_size=16, causal=True, lens_kv=[203, 130]), dict(page_size=64, lens_kv=[203, 130]),
     dict(seqlen_q=1), dict(seqlen_q=3, seqlen_kv=900, causal=True), dict(dtype_o="f32"),
     dict(dtype_o="f16")]
-# By the kernel whose score modifications are chosen at run time.
+# By the kernels whose score modifications are chosen at run time.
 MODIFIED = [
     dict(blocks=(16, 64)), dict(softcap=5.0), dict(alibi="bh"), dict(bias="f32"),
     dict(bias="u8", bias_empty=0.2), dict(dropout=0.3), dict(scale=-0.2),
@@ -63,11 +63,32 @@ def test_features(device, dim, change):
     assert relative_error(BASE.replace(dim_qk=dim, **FEATURES[change]), device) < NORMAL
 
 
-@pytest.mark.parametrize("change", range(len(MODIFIED)))
-def test_modified(device, change):
-    assert relative_error(BASE.replace(**MODIFIED[change]), device) < NORMAL
-    with pytest.raises(capi.Refused, match="heads above 64"):
-        capi.Plan(capi.descriptor(BASE.replace(dim_qk=128, **MODIFIED[change]), device))
+# Besides D64 each modification with heads of other dims. A V wider than 128 is computed in parts.
+OTHER_DIMS = [(128, 128), (256, 256), (192, 128), (96, 224)]
+
+
+@pytest.mark.parametrize("change,dims", [
+    (n, dims) for n in range(len(MODIFIED)) for dims in ((64, 64), OTHER_DIMS[n % 4])])
+def test_modified(device, change, dims):
+    case = BASE.replace(dim_qk=dims[0], dim_v=dims[1], **MODIFIED[change])
+    assert relative_error(case, device) < NORMAL
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_wide_outputs_of_parts(device, block):
+    """Columns of both parts have the bits that each has alone, and count in amax_o."""
+    case = BASE.replace(dim_qk=256, dim_v=240, descales="bht", descale_block=block, amax_o="bh",
+                        strides="bhsd", lens_kv=[203, 130], dtype_o="f32")
+    data = make_data(case)
+    whole = run(case, device, data)
+    sizes = np.array([np.abs(o).max((0, 2), initial=0) for o in whole.o])
+    np.testing.assert_array_equal(whole.amax_o, sizes)
+    assert relative_error(case, device, data) < NORMAL
+    for columns in (slice(0, 128), slice(128, 240)):
+        part = dataclasses.replace(data, v=[v[..., columns] for v in data.v])
+        alone = run(case.replace(dim_v=columns.stop - columns.start), device, part)
+        for o, one in zip(whole.o, alone.o):
+            np.testing.assert_array_equal(o[..., columns], one)
 
 
 @pytest.mark.parametrize("dim,change", [(64, dict(dtype_o="f16")), (128, dict(sink=True)),

@@ -15,6 +15,9 @@ ScoreModKind score_mod_of(const Problem& p) {
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 
+// A wider V is computed so many columns at a time where modifications are chosen at run time.
+constexpr int32_t kRuntimeColumns = 128;
+
 // The kernel for the smallest head that fits; NULL: none fits. With dtype_o F32 and F8E4M3 it is
 // the BF16 kernel: the epilogue converts.
 const ForwardEntry* find(const Problem& p, bool transposes_v) {
@@ -22,8 +25,10 @@ const ForwardEntry* find(const Problem& p, bool transposes_v) {
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;
   const ForwardEntry* best = nullptr;
   for (const ForwardEntry* e : fp8_forward_table()) {
+    const bool splits_v = e->score_mod == ScoreModKind::kRuntime && e->dim_v == kRuntimeColumns;
     if (e->dtype == dtype && e->score_mod == score_mod_of(p) && e->transposes_v == transposes_v &&
-        e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v && (!best || e->dim_qk < best->dim_qk)) {
+        e->dim_qk >= p.dim_qk && (e->dim_v >= p.dim_v || splits_v) &&
+        (!best || e->dim_qk < best->dim_qk)) {
       best = e;
     }
   }
@@ -98,20 +103,22 @@ int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
 std::string Fp8ForwardKernels::describe(const Shape& shape,
                                         flashattn_plan_properties* properties) const {
   describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
-  return std::string(
-             "; products of E4M3, P V added in fp32 every 1 to 4 tiles of keys; queries fill their "
-             "tiles") +
-         stream_k_.describe(*kernel_.entry, shape);
+  std::string text =
+      "; products of E4M3, P V added in fp32 every 1 to 4 tiles of keys; queries fill their tiles";
+  if (problem_.dim_v > kernel_.entry->dim_v) {
+    text += ", for " + std::to_string(kernel_.entry->dim_v) + " columns of V at a time";
+  }
+  return text + stream_k_.describe(*kernel_.entry, shape);
 }
 
-int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
+int32_t Fp8ForwardKernels::transpose_v(const Problem& problem, const ForwardArgs& args, uint8_t* to,
                                        cudaStream_t stream) const {
   TransposeVParams p{};
-  p.problem = problem_;
+  p.problem = problem;
   p.args = args;
   p.tiles = static_cast<int32_t>(ceil_div(args.shape.seqlen_kv, kFp8TileKv));
   p.to = to;
-  const int64_t ctas = int64_t{p.tiles} * problem_.heads_kv * args.shape.batch;
+  const int64_t ctas = int64_t{p.tiles} * problem.heads_kv * args.shape.batch;
   if (ctas == 0) return FLASHATTN_OK;
   if (const int32_t status = check_grid(ctas)) return status;
   return status_of(launch_kernel(transpose_v_.kernel, dim3(static_cast<unsigned>(ctas)),
@@ -121,9 +128,29 @@ int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
 
 int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                   cudaStream_t stream) const {
+  if (args.amax_o.data) {
+    if (const int32_t status = clear_amax(problem_, args, stream)) return status;
+  }
+  Problem problem = problem_;
+  ForwardArgs of_columns = args;
+  for (int32_t first = 0; first < problem_.dim_v; first += kernel_.entry->dim_v) {
+    problem.dim_v = std::min(kernel_.entry->dim_v, problem_.dim_v - first);
+    const auto move = [first](const flashattn_tensor& x, int32_t size, flashattn_tensor* to) {
+      to->data = static_cast<char*>(x.data) + int64_t{first} * size;
+    };
+    move(args.inputs.v, 1, &of_columns.inputs.v);
+    move(args.o, dtype_size(problem_.dtype_o), &of_columns.o);
+    if (const int32_t status = launch_columns(problem, of_columns, workspace, stream)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t Fp8ForwardKernels::launch_columns(const Problem& problem, const ForwardArgs& args,
+                                          void* workspace, cudaStream_t stream) const {
   ForwardParams p{};
-  if (const int32_t status =
-          make_forward_params(problem_, args, kernel_, l2_bytes_, softcap_, &p)) {
+  if (const int32_t status = make_forward_params(problem, args, kernel_, l2_bytes_, softcap_, &p)) {
     return status;
   }
   WorkspaceAllocator memory(workspace);
@@ -131,10 +158,7 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
   if (!kernel_.entry->transposes_v) {
     p.v_transposed = v_transposed;
-    if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
-  }
-  if (args.amax_o.data) {
-    if (const int32_t status = clear_amax(problem_, args, stream)) return status;
+    if (const int32_t status = transpose_v(problem, args, v_transposed, stream)) return status;
   }
   float* const partial_o = memory.take<float>(stream_k_.partial_floats(*kernel_.entry, args.shape));
   return stream_k_.launch(kernel_, &p, counter, partial_o, stream);

@@ -31,7 +31,10 @@ class Fp8ForwardKernels final : public ForwardRow {
 
  private:
   int64_t v_bytes(const Shape& shape) const;
-  int32_t transpose_v(const ForwardArgs& args, uint8_t* to, cudaStream_t stream) const;
+  int32_t launch_columns(const Problem& problem, const ForwardArgs& args, void* workspace,
+                         cudaStream_t stream) const;
+  int32_t transpose_v(const Problem& problem, const ForwardArgs& args, uint8_t* to,
+                      cudaStream_t stream) const;
 
   const Problem problem_;
   const int64_t l2_bytes_;

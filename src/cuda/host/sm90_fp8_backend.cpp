@@ -81,8 +81,8 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity,
                      "dtype = %s with dim_qk = %d, dim_v = %d, softcap = %g, bias = %u, mask = %u, "
                      "dropout = %g, scale = %g, descale_block = %d has no GPU kernel in this "
-                     "build: heads above 64 take causal and window masks, sinks and descales by "
-                     "head; use F16 or BF16, or device = CPU",
+                     "build; add rows to src/cuda/kernels/sm90/table.txt, use F16 or BF16, or "
+                     "device = CPU",
                      dtype_name(p.dtype), p.dim_qk, p.dim_v, static_cast<double>(p.softcap), p.bias,
                      p.mask, static_cast<double>(p.dropout), static_cast<double>(p.scale),
                      p.descale_block);

@@ -25,12 +25,12 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class O, int kDim, int kConsumers_, class ScoreMod_, bool kTransposesV_>
+template <class O, int kDimQk_, int kDimV_, int kConsumers_, class ScoreMod_, bool kTransposesV_>
 struct FwdFp8Config {
   using T = O;  // the type of O
   static constexpr bool kIsFp8 = true, kTransposesV = kTransposesV_;
   static constexpr bool kPacksHeads = false, kUseStreamK = ScoreMod_::kIsPlain;
-  static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
   using ScoreMod = ScoreMod_;
   static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasSoftcap = false, kHasAlibi = false,
@@ -41,7 +41,7 @@ struct FwdFp8Config {
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.
-  static constexpr bool kSerial = kDim > 64 || kOnlineSoftmax;
+  static constexpr bool kSerial = kDimV > 64 || kOnlineSoftmax;
   static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // x 64 columns
   static constexpr int kPromoteEvery = kSerial ? 1 : 4;                           // KV tiles
   static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
@@ -52,10 +52,10 @@ struct FwdFp8Config {
                                                               : 232;
 
   // Panels of Q and K have rows of kPanelBytes, those of O rows of 128 bytes.
-  static constexpr int kPanelBytes = kDim < 128 ? 64 : 128, kPanelColumns = kPanelBytes;
-  static constexpr int kPanelsQk = kDim / kPanelBytes, kPanelsV = kDim / 64;
-  static constexpr int kQBytes = kTileQ * kDim, kOBytes = kTileQ * kDim * 2;
-  static constexpr int kKBytes = kTileKv * kDim, kVBytes = kTileKv * kDim;
+  static constexpr int kPanelBytes = kDimQk < 128 ? 64 : 128, kPanelColumns = kPanelBytes;
+  static constexpr int kPanelsQk = kDimQk / kPanelBytes, kPanelsV = kDimV / 64;
+  static constexpr int kQBytes = kTileQ * kDimQk, kOBytes = kTileQ * kDimV * 2;
+  static constexpr int kKBytes = kTileKv * kDimQk, kVBytes = kTileKv * kDimV;
   static constexpr int kMaxTensorBytes = 224 * 1024;  // beside SharedStorage
   static constexpr int kLeastRawVBytes = kTransposesV ? kVBytes : 0;
   static constexpr int kStages =

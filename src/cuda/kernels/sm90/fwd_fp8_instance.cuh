@@ -7,12 +7,12 @@
 namespace flashattn::cuda::sm90 {
 
 // O: the type of O, which the entry has as its dtype.
-template <class O, int kDim, int kConsumers, class ScoreMod, bool kTransposesV = false>
+template <class O, int kDimQk, int kDimV, int kConsumers, class ScoreMod, bool kTransposesV = false>
 constexpr ForwardEntry fwd_fp8_instance() {
-  using Config = FwdFp8Config<O, kDim, kConsumers, ScoreMod, kTransposesV>;
+  using Config = FwdFp8Config<O, kDimQk, kDimV, kConsumers, ScoreMod, kTransposesV>;
   return {kDtype<O>,
-          kDim,
-          kDim,
+          kDimQk,
+          kDimV,
           kKind<ScoreMod>,
           Config::kTileQ,
           Config::kTileKv,

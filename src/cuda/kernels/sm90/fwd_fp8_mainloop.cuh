@@ -16,7 +16,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   using Base::score_mod;
   using Base::softmax_base_, Base::row_sum_, Base::s_;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
-  static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
+  static constexpr int kStages = Config::kStages, kDimV = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
   // log2 of the largest P in a row's first KV tile: it leaves room for larger scores later.
@@ -205,7 +205,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void scale_row(int mi, float factor) {
     row_sum_[mi] *= factor;
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) {
+    for (int i = 0; i < kDimV / 2; ++i) {
       if (i / 2 % 2 != mi) continue;
       o_[i] *= factor;
       if constexpr (!Config::kSerial) pv_[i] *= factor;
@@ -274,10 +274,10 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     this->reset_rows();
     unpromoted_ = 0;
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) o_[i] = 0.0f;
+    for (int i = 0; i < kDimV / 2; ++i) o_[i] = 0.0f;
     if constexpr (!Config::kSerial) {
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) pv_[i] = 0.0f;
+      for (int i = 0; i < kDimV / 2; ++i) pv_[i] = 0.0f;
     }
   }
 
@@ -292,7 +292,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     const ptx::SmemDescriptor q = at(warpgroup_ * 64 * Config::kPanelBytes);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int x = 0; x < kDim / 32; ++x) {
+    for (int x = 0; x < Config::kDimQk / 32; ++x) {
       const int panel = x * 32 / kRow, column = x * 32 % kRow;
       ptx::wgmma_ss<Element, 0, 0>(
           s_, q.advance(panel * kTileQ * kRow + column).template descriptor<kRow>(),
@@ -321,8 +321,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     float pv[Config::kPvInFlight][32];
     gemm_pv(pv[0], state, 0, 0);
 #pragma unroll
-    for (int subtile = 0; subtile < kDim / 64; ++subtile) {
-      const bool last = subtile + 1 == kDim / 64;
+    for (int subtile = 0; subtile < kDimV / 64; ++subtile) {
+      const bool last = subtile + 1 == kDimV / 64;
       if (Config::kPvInFlight > 1 && !last) {
         gemm_pv(pv[(subtile + 1) % Config::kPvInFlight], state, (subtile + 1) * 64, 0);
         ptx::wgmma_wait<1>();
@@ -340,7 +340,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
 
   __device__ __forceinline__ void promote() {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) o_[i] += pv_[i];
+    for (int i = 0; i < kDimV / 2; ++i) o_[i] += pv_[i];
     unpromoted_ = 0;
   }
 
@@ -442,8 +442,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       inverse_v_;  // inverse_v_: 1 / largest_descale_v(), with descales by blocks
   float tile_sum_[2];
   uint32_t p_[kTileKv / 8];
-  float o_[kDim / 2];
-  float pv_[Config::kSerial ? 1 : kDim / 2];  // P V of unpromoted_ tiles
+  float o_[kDimV / 2];
+  float pv_[Config::kSerial ? 1 : kDimV / 2];  // P V of unpromoted_ tiles
 };
 
 }  // namespace flashattn::cuda::sm90
