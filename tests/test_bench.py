@@ -13,6 +13,7 @@ import flashattn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "bench"))
 import cases  # noqa: E402
+import presets  # noqa: E402
 import cpu  # noqa: E402
 import data  # noqa: E402
 import gpu  # noqa: E402
@@ -128,12 +129,12 @@ def test_a_gpu_asked_of_a_build_for_cpus():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_presets(device):
     """Each row repeats from its own JSON; an unknown preset is answered with those there are."""
-    table, usual = cases.TABLES[device]
+    table, usual = presets.TABLES[device]
     assert set(usual) <= set(table)
     for case in (case for rows in table.values() for case in rows):
         assert cases.Case.from_json(case.to_json()) == case
     with pytest.raises(SystemExit, match=", ".join(table)):
-        cases.chosen(device, ["nonsense"])
+        presets.chosen(device, ["nonsense"])
 
 
 def test_starts_of_packed_sequences():

@@ -51,7 +51,7 @@ def test_help_sets_nothing_up(clone, command):
 
 def test_help_of_the_bench_names_all_presets(clone):
     place, bare = clone
-    source = (ROOT / "tests" / "bench" / "cases.py").read_text(encoding="utf-8")
+    source = (ROOT / "tests" / "bench" / "presets.py").read_text(encoding="utf-8")
     presets = re.findall(r'^    "([a-z0-9-]+)": [\[l]', source, re.M)
     assert len(presets) >= 14
     said = subprocess.run([place / "run", "bench", "--help"], capture_output=True, text=True,

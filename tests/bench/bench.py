@@ -25,7 +25,8 @@ import importlib
 import pathlib
 import sys
 
-from cases import Case, chosen as chosen_cases, listed
+from cases import Case
+from presets import chosen as chosen_cases, listed
 
 
 # Presets that are programs of their own, and their usual number of rounds.

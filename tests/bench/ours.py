@@ -48,6 +48,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
         fields["dtype_o"] = DTYPES[case.dtype_o]
     if case.op == "backward":
         fields["ops"] |= int(Op.BACKWARD)
+    if case.descale_block:
+        fields["descale_block"] = case.descale_block
     if case.window >= 0:
         mask |= int(Mask.WINDOW)
         fields["window_left"] = case.window
@@ -161,6 +163,11 @@ class FlashAttn:
                                     "f32")
             fields["alibi_slopes"] = (pointer(slopes), 0, -1, -1)
             keep.append(slopes)
+        if case.descale_block:
+            blocks = -(-max(case.seqlen_q, case.keys) // case.descale_block)
+            ones = self.memory.of(np.ones((case.kv_heads, blocks)), "f32")
+            fields.update({f"descale_{x}": (pointer(ones), 0, blocks, 1) for x in "qkv"})
+            keep.append(ones)
         if case.bias:
             fields["bias"] = (pointer(arrays["bias"]), 0, -1, -1)
         if case.block_density < 1:
