@@ -27,7 +27,7 @@ class Data(NamedTuple):
     keys: int
     make: Callable[[Tensor, Tensor, Tensor], None]  # changes normal data (seq, dim), in place
     dim: int = 128
-    recipe: Optional[Dict[str, Any]] = None  # of flashattn.quantize; None: elements are only rounded
+    recipe: Optional[Dict[str, Any]] = None  # of flashattn.quantize; None: elements are rounded
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> None:
