@@ -213,6 +213,20 @@ def test_descales_are_made(device, name, in_place):
                 got, round_to(call.turned("q", b, np.float32), call.wide))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_q_is_rotated_where_the_cache_is_full(device, in_place):
+    if device.name == "cpu":
+        pytest.skip("a CPU refuses such lengths")
+    case, _, _ = UPDATES["blocks"]
+    call = supported(case, device, Rotary(64, positions=[3, 50, 9]), in_place=in_place,
+                     updates=True)
+    call.buffers["lens_before"].host[:] = 75, 77, 76  # of 77, with 5 new tokens
+    for what in call.outputs:
+        call.buffers[what].owned[:] = True
+    for b, got in enumerate(call.append()["q_out"]):
+        np.testing.assert_array_equal(got, round_to(call.turned("q", b, np.float32), call.wide))
+
+
 def test_special_numbers_are_copied(device):
     """What is not rotated keeps its bits: infinities, NaN with what they carry, zeros' signs."""
     case = BASE.replace(dim_v=64)

@@ -43,17 +43,18 @@ struct BlockAppender {
   }
 
   // Calls body(j, place, vec) for a warp's share of the vecs of new tokens in cache rows [begin,
-  // end), rotated. CTA-wide.
+  // end), rotated. CTA-wide. end_token: the row behind the last new token of the block, which a
+  // full cache may lack; q has it.
   template <class Body>
   __device__ __forceinline__ void for_each_new_vec(const AppendOperand& operand, int32_t begin,
-                                                   int32_t end, int32_t h, bool is_used,
-                                                   Body body) {
+                                                   int32_t end, int32_t end_token, int32_t h,
+                                                   bool is_used, Body body) {
     const int32_t step = kAppendBlockAngles / max(params.pairs, 1);
     const int64_t token = to.sequence.offset_q - to.sequence.len.kv;  // of cache row 0
 #pragma unroll 1
     for (; begin < end; begin += step) {
       const int32_t rows = min(step, end - begin);
-      make_angles(begin, begin + rows);
+      make_angles(begin, min(begin + step, end_token));
       if (!is_used) continue;
       for_each_vec(operand, rows, [&](int32_t row, const VecPlace<kPairs>& at) {
         RawVec<T, kPairs> raw;
@@ -73,13 +74,13 @@ struct BlockAppender {
     const AppendOperand& operand = params.operands[which];
     const int32_t before = to.sequence.len.kv, block = params.problem.descale_block;
     const int32_t first_new = max(n * block, before);
-    const int32_t last =
-        n * block + min(block, before + (which ? to.stored : to.tokens) - n * block);
+    const int32_t end_token = n * block + min(block, before + to.tokens - n * block);
+    const int32_t last = which ? min(end_token, before + to.stored) : end_token;
     if (last <= first_new) return;  // the cache is full
     float most = 0, factor = 1;
 #pragma unroll 1
     for (bool is_known = which == 0;; is_known = true) {
-      for_each_new_vec(operand, first_new, last, h, is_used,
+      for_each_new_vec(operand, first_new, last, end_token, h, is_used,
                        [&](int32_t j, const VecPlace<kPairs>& at, Vec<kPairs>& vec) {
                          if (!is_known) {
                            most = fmaxf(most, vec.largest(at));
@@ -144,7 +145,7 @@ struct BlockAppender {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr int kBlockCtas = 8;
 #else
-constexpr int kBlockCtas = 6;
+constexpr int kBlockCtas = 5;
 #endif
 
 // blockIdx.x: the sequence. blockIdx.y: its blocks of tokens. blockIdx.z: a share of the groups of
