@@ -424,10 +424,11 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void visit_blocks(int32_t n, Visit visit) {
     const int32_t size = params_.problem.descale_block;
     const int32_t key = n * kTileKv, last = max(work_tile().len.kv - 1, 0);
-    if (size % kTileKv == 0) {
-      const int32_t block = size == 0 ? 0 : key / size;
+    if (size % (kTileKv / 2) == 0) {  // half of a tile is of one block
+      const int32_t first = size == 0 ? 0 : key / size;
+      const int32_t second = size == 0 ? 0 : min(key + kTileKv / 2, last) / size;
 #pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) visit(i, block);
+      for (int i = 0; i < kTileKv / 2; ++i) visit(i, i < kTileKv / 4 ? first : second);
     } else {
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
