@@ -44,9 +44,14 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
     chunks =
         std::max(chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
   }
-  p.stream.log2_ctas = log2_ctas;
-  p.stream.control_bytes = static_cast<int32_t>(
-      ceil_div(kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128);
+  QuantizeStream& stream = p.stream;
+  const int32_t warps = threads / 32;
+  stream.log2_ctas = log2_ctas;
+  stream.mean_offset = static_cast<int32_t>(
+      ceil_div(kExchangeBarrierBytes + 2 * 4 * (warps << log2_ctas), 16) * 16);
+  stream.mean_bytes = p.args.k_mean.data ? (4 * kVector) << p.operands[1].log2_lanes : 0;
+  stream.control_bytes =
+      static_cast<int32_t>(ceil_div(stream.mean_offset + 2 * stream.mean_bytes, 128) * 128);
   return chunks;
 }
 
@@ -70,8 +75,9 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
-  const bool in_fp32 = p.args.transform != 0 || p.args.lse_shift;
-  const int32_t kept_bytes = in_fp32 ? kVector * 4 : slot_bytes;
+  const bool transforms = p.args.transform != 0 || p.args.lse_shift;
+  // Tensor cores rotate 32 columns at once.
+  if (p.args.transform & FLASHATTN_TRANSFORM_ROTATE && p.problem.dim_qk < 32) return launch;
   const int32_t most_ctas = log2_floor(limits.max_ctas);
   const auto run = [&](QuantizeKernel kernel, int64_t kept_chunks, int32_t threads, int64_t bytes,
                        int64_t clusters) {
@@ -89,25 +95,28 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     }
     const bool last = log2_ctas == most_ctas;
     if (!last && share > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
-    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
-    const int32_t rows = in_fp32 && share > 16384 ? 8 : 16;
-    int32_t threads = 32;
-    while (threads < kMaxThreads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
-    const int64_t chunks = cut_blocks(p, log2_ctas, threads);
-    const int64_t bytes = p.stream.control_bytes +
-                          (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
-    const bool two = bytes <= shared_of_two(limits);
-    if (!two && (!last || bytes > limits.shared_bytes)) continue;
-    int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
-    if (log2_ctas == 0) {
-      // As many as shared memory and registers allow.
-      const int32_t by_threads = (in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
-      clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
-                 limits.multiprocessors;
+    for (const bool two : {true, false}) {
+      if (!two && !last) break;
+      // Registers allow two CTAs with transforms half of the threads each.
+      const int32_t most_threads = transforms && two ? kMaxThreads / 2 : kMaxThreads;
+      // Rows of a thread: fewer do not pay for the begin of a block.
+      int32_t threads = 32;
+      while (threads < most_threads && int64_t{threads} * 16 * slot_bytes < share) threads *= 2;
+      const int64_t chunks = cut_blocks(p, log2_ctas, threads);
+      const int64_t bytes =
+          p.stream.control_bytes + (kAheadChunks + chunks) * slot_bytes * kChunk * threads;
+      if (bytes > (two ? shared_of_two(limits) : limits.shared_bytes)) continue;
+      int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
+      if (log2_ctas == 0) {
+        // As many as shared memory and registers allow.
+        const int32_t by_threads = (transforms ? kMaxThreads : 2 * kMaxThreads) / threads;
+        clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
+                   limits.multiprocessors;
+      }
+      return run(transforms ? of.transforms : of.plain, chunks, threads, bytes, clusters);
     }
-    return run(in_fp32 ? of.transforms : of.plain, chunks, threads, bytes, clusters);
   }
-  for (int32_t threads = kMaxThreads * 2 / dtype_size(p.args.dtype); threads >= 64; threads /= 2) {
+  for (int32_t threads = kMaxThreadsOfSome; threads >= 64; threads /= 2) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
     const int64_t fit =
@@ -145,9 +154,8 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
   limits->max_ctas = kMaxCtas;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
-    then(preload(k_mean_kernel(dtype)));
-    for (const QuantizeKernel each :
-         {quantize_any_kernel(dtype), stream.plain, stream.transforms, stream.some}) {
+    for (const QuantizeKernel each : {quantize_any_kernel(dtype), k_mean_kernel(dtype), stream.plain,
+                                      stream.transforms, stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));

@@ -5,7 +5,7 @@
 // memory of its cluster. Between blocks the warps of a cluster exchange their maxima; nothing else
 // is shared.
 #include "core/descale.h"
-#include "cuda/kernels/common/quantize_ring.cuh"
+#include "cuda/kernels/common/quantize_rotation.cuh"
 #include "cuda/kernels/common/with_type.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -86,34 +86,45 @@ constexpr int kAtOnce = 1;
 constexpr int kAtOnce = 2;
 #endif
 
-// Where a block lies from its loads to its stores.
+// Where a block lies, as it was loaded, from its loads to its stores.
 enum class Kept {
-  kLoaded,       // in the slots of its loads; nothing is transformed
-  kTransformed,  // in slots of their own, in fp32
-  kSome,         // as many chunks as fit in slots of their own, not transformed; others are loaded
-                 // again, from the L2 cache if they are still there
+  kAll,   // in the slots of its loads
+  kSome,  // as many chunks as fit in slots of their own; others are loaded again, from the L2 cache
+          // if they are still there
 };
 
-template <class T, Kept kKept>
-__global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
+struct NoRotation {
+  __device__ explicit NoRotation(const QuantizeParams&) {}
+};
+
+// What becomes of the rows of a block. mean: where the mean of k lies in shared memory; 0: it is not
+// needed.
+struct Task {
+  bool rotates_chunks = false, transforms_rows = false, subtracts = false;
+  uint32_t mean = 0;
+};
+
+template <class T, bool kTransforms, Kept kKept>
+__global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMaxThreads,
+                                  kTransforms ? 1 : 2)
     quantize_stream_kernel(const __grid_constant__ QuantizeParams params) {
   if constexpr (!kHasClusters) return;
-  constexpr bool kTransforms = kKept != Kept::kLoaded, kAgain = kKept == Kept::kSome;
+  constexpr bool kAgain = kKept == Kept::kSome;
+  constexpr bool kRotatesChunks = kTransforms && sizeof(T) == 2;
   constexpr int kAhead = kAgain ? kAheadChunksOfSome : kAheadChunks;
-  using KeptRing = Ring<std::conditional_t<kKept == Kept::kTransformed, float, T>>;
   const QuantizeArgs& args = params.args;
   const QuantizeStream& stream = params.stream;
   Exchange exchange(stream.log2_ctas);
   ptx::griddep_wait();
 
-  const uint32_t first_slot = ptx::shared_address(ptx::dynamic_shared()) + stream.control_bytes;
+  const uint32_t control = ptx::shared_address(ptx::dynamic_shared());
+  const uint32_t first_slot = control + stream.control_bytes;
   const uint32_t ahead_bytes = kAhead * blockDim.x * Ring<T>::kThreadBytes;
-  Ring<T> loaded(first_slot, kAhead + (kTransforms ? 0 : stream.kept_chunks));
-  KeptRing kept(first_slot + (kTransforms ? ahead_bytes : 0),
-                stream.kept_chunks + (kTransforms ? 0 : kAhead));
-  KeptRing written = kept;
+  Ring<T> loaded(first_slot, kAhead + (kAgain ? 0 : stream.kept_chunks));
+  Ring<T> kept(first_slot + (kAgain ? ahead_bytes : 0), stream.kept_chunks + (kAgain ? 0 : kAhead));
+  Ring<T> written = kept;
   Ring<T> loaded_again(
-      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * KeptRing::kThreadBytes, kAhead);
+      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * Ring<T>::kThreadBytes, kAhead);
   Ring<T> written_again = loaded_again;
   Loads<T> loads(params, loaded);
   for (int32_t n = 0; n < kAhead; ++n) {
@@ -121,16 +132,17 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
     ptx::cp_async_commit();
   }
 
-  Transform transform(params, Rows::column(params.operands[1]));
+  using Rotation = std::conditional_t<kRotatesChunks, ChunkRotation<T>, NoRotation>;
+  const Rotation rotation(params);
+  Transform<!kRotatesChunks> transform(params, Rows::column(params.operands[1], threadIdx.x));
   BlockWalk walk(params);
   BlockTokens block{};
   Rows stores{};
+  Task task;
   for (int32_t n = 0;; ++n) {
     // The stores of the block before this one need these.
     float factor = 0;
-    const Transform transform_again = transform;
-    const bool transforms_again =
-        params.operands[block.operand].is_q || params.operands[block.operand].is_k;
+    const Task task_again = task;
     Rows rows_again{};
     if (n > 0) {
       const QuantizeOperand& x = params.operands[block.operand];
@@ -141,7 +153,7 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
       }
       factor = 1 / descale;
       if constexpr (kAgain) {
-        rows_again.start(x, block, x.in, sizeof(T));
+        rows_again.start(x, block, x.in, sizeof(T), threadIdx.x);
         for (int32_t chunk = 0; chunk < kAhead && !rows_again.ended(); ++chunk) {
           rows_again.next_chunk();
         }
@@ -150,43 +162,85 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
     const bool more = walk.next(params, block);
     const QuantizeOperand& x = params.operands[block.operand];
     const int32_t chunks = more ? Rows::chunks(x, block) : 0;
-    const bool shifts = kTransforms && x.is_q && args.lse_shift;
     Rows rows{};
     if (kTransforms && more) {
-      transform.start_block(args, x, block.b, block.kv_head);
+      const bool rotates = args.transform & FLASHATTN_TRANSFORM_ROTATE && (x.is_q || x.is_k);
+      task.subtracts = args.k_mean.data && x.is_k;
+      task.rotates_chunks = kRotatesChunks && rotates;
+      task.transforms_rows = !kRotatesChunks && rotates;
+      task.mean = 0;
+      if (task.subtracts || (x.is_q && args.lse_shift)) {
+        // Two tables in turns: all warps of the CTA have read this one since receive().
+        task.mean = control + stream.mean_offset + (n & 1) * stream.mean_bytes;
+        if (threadIdx.x < 32) {
+          const int32_t column = static_cast<int32_t>(threadIdx.x) * kVector;
+          float mean[kVector];
+          transform.load_mean(args, x, block.b, block.kv_head, column, mean);
+          bool stored = false;
+          if constexpr (kRotatesChunks) {
+            stored = task.rotates_chunks;
+            if (stored) rotation.store_mean(args, mean, task.mean);
+          }
+          if (!stored && column < kVector << x.log2_lanes) {
+            ptx::store_shared(task.mean + column * 4, mean[0], mean[1], mean[2], mean[3]);
+            ptx::store_shared(task.mean + column * 4 + 16, mean[4], mean[5], mean[6], mean[7]);
+          }
+        }
+        __syncthreads();
+        task.transforms_rows |= !task.rotates_chunks;
+      }
+      uint32_t thread = threadIdx.x;
+      if constexpr (kRotatesChunks) {
+        if (task.rotates_chunks) thread = rotation.thread_of_tile();
+      }
       const RowLayout layout = row_layout(params.problem, args.shape);
-      rows.start(x, block, {args.lse_shift, layout.batch_stride, layout.head_stride, 1}, 4);
+      rows.start(x, block, {args.lse_shift, layout.batch_stride, layout.head_stride, 1}, 4, thread);
     }
-    const Ring<T> first = loaded;
     float amax = 0;
-    Largest<T> largest;
     for (int32_t chunk = 0; chunk < chunks || !stores.ended(); ++chunk) {
       if (kAgain) ptx::cp_async_wait<kAhead - 1>();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
-        constexpr int kRows = kAgain ? kAtOnce : kChunk;
-#pragma unroll 1
-        for (int first_row = 0; first_row < kChunk; first_row += kRows) {
-          float y[kRows][kVector];
+        const Ring<T> from = again ? written_again : written;
+        bool rotated = false;
+        if constexpr (kRotatesChunks) {
+          rotated = task_again.rotates_chunks;
+          if (rotated) {
+            typename Rotation::Tiles y;
+            rotation.multiply(from, task_again.subtracts ? task_again.mean : 0, y);
+            rotation.finish(y);
+            rotation.store(from, factor * rotation.rest(), y);
 #pragma unroll
-          for (int m = 0; m < kRows; ++m) {
-            if (again) {
-              written_again.load(first_row + m, y[m]);
-            } else {
-              written.load(first_row + m, y[m]);
+            for (int row = 0; row < kChunk; ++row) {
+              const uint2 words = rotation.load(from, row);
+              ptx::store_if(stores.has(row), reinterpret_cast<float*>(stores.at(row)),
+                            __uint_as_float(words.x), __uint_as_float(words.y));
             }
+            __syncwarp();  // before slots are loaded
           }
-          if constexpr (kAgain) {
-            if (transforms_again) transform_again.template apply<true>(y);
+        }
+        if (!rotated) {
+          constexpr int kRows = kTransforms ? kAtOnce : kChunk;
+          if (kTransforms && task_again.transforms_rows) {
+            transform.use_mean(task_again.mean, task_again.subtracts);
           }
+#pragma unroll 1
+          for (int first_row = 0; first_row < kChunk; first_row += kRows) {
+            float y[kRows][kVector];
 #pragma unroll
-          for (int m = 0; m < kRows; ++m) {
+            for (int m = 0; m < kRows; ++m) from.load(first_row + m, y[m]);
+            if constexpr (kTransforms) {
+              if (task_again.transforms_rows) transform.template apply<true>(y);
+            }
 #pragma unroll
-            for (float& each : y[m]) each *= factor;
-            ptx::store_if(stores.has(first_row + m),
-                          reinterpret_cast<float*>(stores.at(first_row + m)),
-                          __uint_as_float(to_e4m3(y[m][0], y[m][1], y[m][2], y[m][3])),
-                          __uint_as_float(to_e4m3(y[m][4], y[m][5], y[m][6], y[m][7])));
+            for (int m = 0; m < kRows; ++m) {
+#pragma unroll
+              for (float& each : y[m]) each *= factor;
+              ptx::store_if(stores.has(first_row + m),
+                            reinterpret_cast<float*>(stores.at(first_row + m)),
+                            __uint_as_float(to_e4m3(y[m][0], y[m][1], y[m][2], y[m][3])),
+                            __uint_as_float(to_e4m3(y[m][4], y[m][5], y[m][6], y[m][7])));
+            }
           }
         }
         stores.next_chunk();
@@ -198,38 +252,54 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
       }
       if (chunk < chunks) {
         if (!kAgain) ptx::cp_async_wait<kAhead - 1>();
-        if constexpr (!kTransforms) {
-          largest.add(loaded);
-        } else {
-          const bool keeps = !kAgain || chunk < stream.kept_chunks;
+        const bool keeps = !kAgain || chunk < stream.kept_chunks;
+        if constexpr (kAgain) {
+          if (keeps) kept.copy(loaded);
+        }
+        bool rotated = false;
+        if constexpr (kRotatesChunks) {
+          rotated = task.rotates_chunks;
+          if (rotated) {
+            typename Rotation::Tiles y;
+            rotation.multiply(loaded, task.subtracts ? task.mean : 0, y);
+            if (task.subtracts) rotation.clear_absent(rows.has(threadIdx.x % 4), y);
+            if (x.is_q && task.mean) {
+              const float product = rotation.mean_product(task.mean, y) * params.problem.scale;
+              if (rows.has(threadIdx.x % 4) && Rows::column(x, rotation.thread_of_tile()) == 0) {
+                *reinterpret_cast<float*>(rows.at(threadIdx.x % 4)) = product;
+              }
+            }
+            rotation.finish(y);
+            amax = fmaxf(amax, rotation.largest(y));
+          }
+        }
+        if (kTransforms && task.transforms_rows) {
+          transform.use_mean(task.mean, task.subtracts);
 #pragma unroll 1
           for (int first_row = 0; first_row < kChunk; first_row += kAtOnce) {
             float y[kAtOnce][kVector];
 #pragma unroll
             for (int m = 0; m < kAtOnce; ++m) {
               const int row = first_row + m;
-              if constexpr (kAgain) {
-                if (keeps) kept.copy(row, loaded);
-              }
               loaded.load(row, y[m]);
-              if (!shifts) continue;
+              if (!x.is_q || !task.mean) continue;
               const double product = transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
-              if (rows.has(row) && Rows::column(x) == 0) {
+              if (rows.has(row) && Rows::column(x, threadIdx.x) == 0) {
                 *reinterpret_cast<float*>(rows.at(row)) =
                     static_cast<float>(product * static_cast<double>(params.problem.scale));
               }
             }
-            if (x.is_q || x.is_k) transform.template apply<true>(y);
+            transform.template apply<true>(y);
 #pragma unroll
             for (int m = 0; m < kAtOnce; ++m) {
-              const int row = first_row + m;
-              if (rows.has(row)) amax = fmaxf(amax, largest_finite(y[m]));
-              if constexpr (!kAgain) kept.store(row, y[m]);
+              if (rows.has(first_row + m)) amax = fmaxf(amax, largest_finite(y[m]));
             }
           }
-          rows.next_chunk();
-          if (keeps) kept.next_chunk();
+        } else if (!rotated) {
+          amax = fmaxf(amax, largest(loaded));
         }
+        if (kTransforms) rows.next_chunk();
+        if (kAgain && keeps) kept.next_chunk();
         loaded.next_chunk();
         loads.next_chunk(params);
       }
@@ -243,21 +313,11 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
       ptx::cp_async_commit();
     }
     if (!more) return;
-    if constexpr (!kTransforms) {
-      amax = largest.get();
-      if (!(amax <= FLT_MAX)) {  // infinities do not count
-        amax = 0;
-        for (Ring<T> again = first; !again.is_at(loaded); again.next_chunk()) {
-          for (int row = 0; row < kChunk; ++row) {
-            float y[kVector];
-            again.load(row, y);
-            amax = fmaxf(amax, largest_finite(y));
-          }
-        }
-      }
+    if constexpr (kRotatesChunks) {
+      if (task.rotates_chunks) amax *= rotation.rest();
     }
     exchange.send(n, amax);
-    stores.start(x, block, x.out, 1);
+    stores.start(x, block, x.out, 1, threadIdx.x);
   }
 }
 
@@ -266,9 +326,9 @@ __global__ void __launch_bounds__(kMaxThreads, kKept == Kept::kLoaded ? 2 : 1)
 QuantizeStreamKernels quantize_stream_kernels(int32_t dtype) {
   return with_type(dtype, [](auto number) {
     using T = decltype(number);
-    return QuantizeStreamKernels{&quantize_stream_kernel<T, Kept::kLoaded>,
-                                 &quantize_stream_kernel<T, Kept::kTransformed>,
-                                 &quantize_stream_kernel<T, Kept::kSome>};
+    return QuantizeStreamKernels{&quantize_stream_kernel<T, false, Kept::kAll>,
+                                 &quantize_stream_kernel<T, true, Kept::kAll>,
+                                 &quantize_stream_kernel<T, true, Kept::kSome>};
   });
 }
 

@@ -1,0 +1,222 @@
+// Rotates rows of 16 bits on tensor cores, for quantize_stream_kernel.
+#pragma once
+
+#include "cuda/kernels/common/quantize_ring.cuh"
+
+namespace flashattn::cuda {
+
+// A warp rotates its part of a chunk: kChunk segments of 512 bytes, a row of each lane in each, or 8
+// tiles of 32 neighbouring columns of a row. The Hadamard matrix of n is that of n / 32 times that
+// of 32 (Kronecker). The smaller one multiplies tiles on tensor cores: products with its elements
+// are exact, sums are fp32. A mma multiplies 8 tiles, which are the columns of its operand b, as 16
+// bytes of a row are elements of b that one lane has. A thread receives elements of all tiles of a
+// segment, so that the larger matrix adds numbers of one thread.
+template <class T>
+class ChunkRotation {
+ public:
+  static constexpr int kTiles = 8;         // of a segment
+  static constexpr int kTileColumns = 32;  // at least 32 columns are rotated together
+  static constexpr int kLaneColumns = 4;   // of a tile
+  // Columns 4 * (lane / 4) to 4 * (lane / 4) + 3 of the tiles of segment lane % 4.
+  using Tiles = float[kTiles][kLaneColumns];
+
+  __device__ __forceinline__ explicit ChunkRotation(const QuantizeParams& params)
+      : size_(params.problem.dim_qk & -params.problem.dim_qk),
+        columns_(kVector << params.operands[1].log2_lanes) {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
+    const int32_t log2_size = 31 - __clz(size_);
+    log2_scale_ = log2_size / 2;
+    rest_ = log2_size % 2 ? 0.70710678f : 1.0f;
+    const uint32_t one = std::is_same_v<T, __half> ? (15u - log2_scale_) << 10
+                                                   : (127u - log2_scale_) << 7;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const uint32_t sign = __popc(g & (2 * c + s)) & 1 ? 0x8000u : 0u;
+      matrix_[s][0] = (one | sign) * 0x10001u;
+      matrix_[s][1] = matrix_[s][0] ^ 0x80000000u;
+    }
+#pragma unroll
+    for (int j = 0; j < kTiles / 2; ++j) {
+      const uint32_t signs = rotation_signs(
+          params.args, ((2 * j + g % 2) * kTileColumns + c * kVector) & (columns_ - 1));
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        signs_[j][n] = (signs >> (2 * n) & 1) << 15 | (signs >> (2 * n + 1) & 1) << 31;
+      }
+    }
+  }
+
+  // What rotated numbers must be multiplied by.
+  __device__ __forceinline__ float rest() const { return rest_; }
+
+  // Tiles times the matrix of kTileColumns, plus what store_mean() stored at `table`, if that is not
+  // 0. Begins and ends with a barrier of the warp, whose lanes read slots of each other.
+  __device__ __forceinline__ void multiply(const Ring<T>& slots, uint32_t table, Tiles& y) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t from = slots.warp_chunk() + lane / 8 * 512 + lane % 8 * 16;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kTiles / 2; ++j) {
+      const int4 words = ptx::load_shared_16(from + j * 128);
+      const uint32_t b[] = {words.x ^ signs_[j][0], words.y ^ signs_[j][1], words.z ^ signs_[j][2],
+                            words.w ^ signs_[j][3]};
+      float d[2][4] = {};
+      if (table) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float mean[kLaneColumns];
+          load_mean(table, 2 * j + i, mean);
+#pragma unroll
+          for (int n = 0; n < kLaneColumns; ++n) d[n / 2][n % 2 * 2 + i] = mean[n];
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const uint32_t flip = t == 0 ? 0u : 0x80008000u;
+          const uint32_t a[] = {matrix_[s][0], matrix_[s][1], matrix_[s][0] ^ flip,
+                                matrix_[s][1] ^ flip};
+          ptx::mma_16x8x16<T>(d[t], a, b[2 * s], b[2 * s + 1]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) y[2 * j + i][n] = d[n / 2][n % 2 * 2 + i];
+      }
+    }
+    __syncwarp();
+  }
+
+  // Tiles, as multiply() made them, times the matrix of size / kTileColumns.
+  __device__ __forceinline__ void finish(Tiles& y) const {
+#pragma unroll
+    for (int step = 1; step < kTiles; step *= 2) {
+      if (size_ <= step * kTileColumns) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile & step) continue;
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          const float a = y[tile][n], b = y[tile + step][n];
+          y[tile][n] = a + b;
+          y[tile + step][n] = a - b;
+        }
+      }
+    }
+  }
+
+  // Minus the mean times the matrix of kTileColumns, for multiply() and mean_product(): by one warp.
+  // A lane has columns lane * kVector and on.
+  __device__ __forceinline__ void store_mean(const QuantizeArgs& args, float (&mean)[kVector],
+                                             uint32_t table) const {
+    const int32_t column = static_cast<int32_t>(threadIdx.x) % 32 * kVector;
+    const uint32_t signs = rotation_signs(args, column);
+    const float scale = __int_as_float((127 - log2_scale_) << 23);
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) mean[n] *= signs >> n & 1 ? scale : -scale;
+    hadamard<true>(mean, kVector);
+    hadamard_lanes(mean, 1);
+    hadamard_lanes(mean, 2);
+    if (column >= columns_) return;
+    ptx::store_shared(table + column * 4, mean[0], mean[1], mean[2], mean[3]);
+    ptx::store_shared(table + column * 4 + 16, mean[4], mean[5], mean[6], mean[7]);
+  }
+
+  // The dot product with the mean of k of the row that has tile lane / 4 of segment lane % 4. y: as
+  // multiply() made it.
+  __device__ __forceinline__ float mean_product(uint32_t table, const Tiles& y) const {
+    const uint32_t g = threadIdx.x % 32 / 4;
+    float sum[kTiles];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float mean[kLaneColumns];
+      load_mean(table, tile, mean);
+      sum[tile] = 0;
+#pragma unroll
+      for (int n = 0; n < kLaneColumns; ++n) sum[tile] = fmaf(y[tile][n], mean[n], sum[tile]);
+    }
+    // Each lane gets the sums of one tile and adds those of the other lanes.
+#pragma unroll
+    for (int step = kTiles / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int n = 0; n < step; ++n) {
+        const bool upper = g & step;
+        const float own = upper ? sum[n + step] : sum[n], other = upper ? sum[n] : sum[n + step];
+        sum[n] = own + __shfl_xor_sync(~0u, other, step * 4);
+      }
+    }
+    for (int32_t step = 1; step * kTileColumns < columns_; step *= 2) {
+      sum[0] += __shfl_xor_sync(~0u, sum[0], step * 4);
+    }
+    return sum[0] * (__int_as_float((127 + 2 * log2_scale_) << 23) * (-1.0f / kTileColumns));
+  }
+
+  // The thread, of those of the warp, whose rows have tile lane / 4 of each segment.
+  static __device__ __forceinline__ uint32_t thread_of_tile() {
+    return threadIdx.x - threadIdx.x % 4;
+  }
+
+  // Sets tiles to 0 that are no row's. has: tile lane / 4 of segment lane % 4 is one's.
+  static __device__ __forceinline__ void clear_absent(bool has, Tiles& y) {
+    const uint32_t all = __ballot_sync(~0u, has);
+    if (all == ~0u) return;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (all >> (tile * 4 + threadIdx.x % 4) & 1) continue;
+#pragma unroll
+      for (float& each : y[tile]) each = 0;
+    }
+  }
+
+  // The largest finite magnitude.
+  static __device__ __forceinline__ float largest(const Tiles& y) {
+    float most = 0;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; tile += 2) {
+      most = fmaxf(most, largest_finite({y[tile][0], y[tile][1], y[tile][2], y[tile][3],
+                                         y[tile + 1][0], y[tile + 1][1], y[tile + 1][2],
+                                         y[tile + 1][3]}));
+    }
+    return most;
+  }
+
+  // Writes E4M3 in place of the rows that multiply() read, which load() then returns.
+  __device__ __forceinline__ void store(const Ring<T>& slots, float factor, const Tiles& y) const {
+    const uint32_t lane = threadIdx.x % 32, c = lane % 4;
+    const uint32_t to = slots.warp_chunk() + c * 512 + lane / 4 * 4;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      // Tiles of a warp's segments lie in different banks.
+      ptx::store_shared(to + tile / 4 * 128 + ((tile % 4 ^ c) * 32),
+                        to_e4m3(y[tile][0] * factor, y[tile][1] * factor, y[tile][2] * factor,
+                                y[tile][3] * factor));
+    }
+    __syncwarp();
+  }
+
+  // The columns of this lane in its row of a segment.
+  static __device__ __forceinline__ uint2 load(const Ring<T>& slots, uint32_t segment) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t both =
+        ptx::load_shared_8(slots.warp_chunk() + segment * 512 + lane / 16 * 128 +
+                           ((lane / 4 % 4 ^ segment) * 32) + lane % 4 * 8);
+    return {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)};
+  }
+
+ private:
+  __device__ __forceinline__ void load_mean(uint32_t table, int tile,
+                                            float (&mean)[kLaneColumns]) const {
+    const int32_t column = tile * kTileColumns & (columns_ - 1);
+    ptx::load_shared(mean, table + column * 4 + threadIdx.x % 32 / 4 * 16);
+  }
+
+  const int32_t size_, columns_;  // columns that are rotated together; of a row's lanes
+  int32_t log2_scale_;
+  float rest_;
+  uint32_t matrix_[2][2];         // operand a of each k-step: rows g and g + 8
+  uint32_t signs_[kTiles / 2][4];  // which elements of operand b are negated
+};
+
+}  // namespace flashattn::cuda
