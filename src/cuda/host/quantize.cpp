@@ -76,8 +76,8 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
   const bool transforms = p.args.transform != 0 || p.args.lse_shift;
-  // Tensor cores rotate 32 columns at once.
-  if (p.args.transform & FLASHATTN_TRANSFORM_ROTATE && p.problem.dim_qk < 32) return launch;
+  // Tensor cores transform 32 columns at once.
+  if (transforms && p.problem.dim_qk < 32) return launch;
   const int32_t most_ctas = log2_floor(limits.max_ctas);
   const auto run = [&](QuantizeKernel kernel, int64_t kept_chunks, int32_t threads, int64_t bytes,
                        int64_t clusters) {
@@ -99,9 +99,10 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
       if (!two && !last) break;
       // Registers allow two CTAs with transforms half of the threads each.
       const int32_t most_threads = transforms && two ? kMaxThreads / 2 : kMaxThreads;
-      // Rows of a thread: fewer do not pay for the begin of a block.
+      // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
+      const int32_t rows = transforms && share > 16384 ? 8 : 16;
       int32_t threads = 32;
-      while (threads < most_threads && int64_t{threads} * 16 * slot_bytes < share) threads *= 2;
+      while (threads < most_threads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
       const int64_t chunks = cut_blocks(p, log2_ctas, threads);
       const int64_t bytes =
           p.stream.control_bytes + (kAheadChunks + chunks) * slot_bytes * kChunk * threads;

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int32_t passes = static_cast<int32_t>(ceil_div(count_rows, row_step));
   const int32_t column = (static_cast<int32_t>(threadIdx.x) & (lanes - 1)) * kVector;
   const int32_t count = x.dim - column;  // columns left from there on
-  Transform<true> transform(params, column);
+  Transform transform(params, column);
   transform.start_block(args, x, b, kv_head);
   const char* const in = tensor_row(x.in, sizeof(T), b, kv_head * x.heads, 0) + column * sizeof(T);
   const int64_t in_seq = x.in.stride_seq * sizeof(T), in_head = x.in.stride_head * sizeof(T);

@@ -128,12 +128,11 @@ __device__ __forceinline__ void hadamard_lanes(float (&x)[kVector], uint32_t lan
 }
 
 // Transforms the columns of a thread in fp32. The bits are those of the CPU.
-template <bool kRotates>
 class Transform {
  public:
   // column: the first one of the thread in q and k.
   __device__ __forceinline__ Transform(const QuantizeParams& params, int32_t column)
-      : rotates_(kRotates && params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
+      : rotates_(params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
         size_(params.problem.dim_qk & -params.problem.dim_qk),
         column_(column) {
     if (!rotates_) return;
@@ -196,14 +195,7 @@ class Transform {
         for (int n = 0; n < kVector; ++n) row[n] = __fsub_rn(row[n], mean_[n]);
       }
     }
-    if constexpr (kRotates) {
-      if (rotates_) rotate<kWhole>(x);
-    }
-  }
-
- private:
-  template <bool kWhole, int kRows>
-  __device__ __forceinline__ void rotate(float (&x)[kRows][kVector]) const {
+    if (!rotates_) return;
 #pragma unroll
     for (auto& row : x) {
 #pragma unroll
@@ -218,6 +210,7 @@ class Transform {
     }
   }
 
+ private:
   const bool rotates_;
   bool subtracts_ = false;
   const int32_t size_, column_;

@@ -5,7 +5,7 @@
 // memory of its cluster. Between blocks the warps of a cluster exchange their maxima; nothing else
 // is shared.
 #include "core/descale.h"
-#include "cuda/kernels/common/quantize_rotation.cuh"
+#include "cuda/kernels/common/quantize_chunk.cuh"
 #include "cuda/kernels/common/with_type.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -93,14 +93,14 @@ enum class Kept {
           // if they are still there
 };
 
-struct NoRotation {
-  __device__ explicit NoRotation(const QuantizeParams&) {}
+struct NoTransform {
+  __device__ explicit NoTransform(const QuantizeParams&) {}
 };
 
 // What becomes of the rows of a block. mean: where the mean of k lies in shared memory; 0: it is not
 // needed.
 struct Task {
-  bool rotates_chunks = false, transforms_rows = false, subtracts = false;
+  bool transforms = false, subtracts = false;
   uint32_t mean = 0;
 };
 
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
     quantize_stream_kernel(const __grid_constant__ QuantizeParams params) {
   if constexpr (!kHasClusters) return;
   constexpr bool kAgain = kKept == Kept::kSome;
-  constexpr bool kRotatesChunks = kTransforms && sizeof(T) == 2;
+  constexpr bool kByChunks = kTransforms && sizeof(T) == 2, kByRows = kTransforms && !kByChunks;
   constexpr int kAhead = kAgain ? kAheadChunksOfSome : kAheadChunks;
   const QuantizeArgs& args = params.args;
   const QuantizeStream& stream = params.stream;
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
     ptx::cp_async_commit();
   }
 
-  using Rotation = std::conditional_t<kRotatesChunks, ChunkRotation<T>, NoRotation>;
-  const Rotation rotation(params);
-  Transform<!kRotatesChunks> transform(params, Rows::column(params.operands[1], threadIdx.x));
+  using Chunks = std::conditional_t<kByChunks, ChunkTransform<T>, NoTransform>;
+  const Chunks chunk_transform(params);
+  Transform row_transform(params, Rows::column(params.operands[1], threadIdx.x));
   BlockWalk walk(params);
   BlockTokens block{};
   Rows stores{};
@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
     if (kTransforms && more) {
       const bool rotates = args.transform & FLASHATTN_TRANSFORM_ROTATE && (x.is_q || x.is_k);
       task.subtracts = args.k_mean.data && x.is_k;
-      task.rotates_chunks = kRotatesChunks && rotates;
-      task.transforms_rows = !kRotatesChunks && rotates;
+      task.transforms = rotates || task.subtracts;
       task.mean = 0;
       if (task.subtracts || (x.is_q && args.lse_shift)) {
         // Two tables in turns: all warps of the CTA have read this one since receive().
@@ -175,63 +174,55 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
         if (threadIdx.x < 32) {
           const int32_t column = static_cast<int32_t>(threadIdx.x) * kVector;
           float mean[kVector];
-          transform.load_mean(args, x, block.b, block.kv_head, column, mean);
-          bool stored = false;
-          if constexpr (kRotatesChunks) {
-            stored = task.rotates_chunks;
-            if (stored) rotation.store_mean(args, mean, task.mean);
-          }
-          if (!stored && column < kVector << x.log2_lanes) {
+          row_transform.load_mean(args, x, block.b, block.kv_head, column, mean);
+          if constexpr (kByChunks) {
+            chunk_transform.store_mean(args, mean, task.mean);
+          } else if (column < kVector << x.log2_lanes) {
             ptx::store_shared(task.mean + column * 4, mean[0], mean[1], mean[2], mean[3]);
             ptx::store_shared(task.mean + column * 4 + 16, mean[4], mean[5], mean[6], mean[7]);
           }
         }
         __syncthreads();
-        task.transforms_rows |= !task.rotates_chunks;
       }
       uint32_t thread = threadIdx.x;
-      if constexpr (kRotatesChunks) {
-        if (task.rotates_chunks) thread = rotation.thread_of_tile();
-      }
+      if constexpr (kByChunks) thread = chunk_transform.thread_of_tile();
       const RowLayout layout = row_layout(params.problem, args.shape);
       rows.start(x, block, {args.lse_shift, layout.batch_stride, layout.head_stride, 1}, 4, thread);
     }
+    const bool shifts = kTransforms && x.is_q && task.mean;
     float amax = 0;
     for (int32_t chunk = 0; chunk < chunks || !stores.ended(); ++chunk) {
       if (kAgain) ptx::cp_async_wait<kAhead - 1>();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
         const Ring<T> from = again ? written_again : written;
-        bool rotated = false;
-        if constexpr (kRotatesChunks) {
-          rotated = task_again.rotates_chunks;
-          if (rotated) {
-            typename Rotation::Tiles y;
-            rotation.multiply(from, task_again.subtracts ? task_again.mean : 0, y);
-            rotation.finish(y);
-            rotation.store(from, factor * rotation.rest(), y);
+        if (kByChunks && task_again.transforms) {
+          if constexpr (kByChunks) {
+            typename Chunks::Tiles y;
+            if (task_again.subtracts) {
+              chunk_transform.template multiply<true>(from, task_again.mean, y);
+            } else {
+              chunk_transform.template multiply<false>(from, 0, y);
+            }
+            chunk_transform.finish(y);
+            chunk_transform.store(from, factor * chunk_transform.rest(), y);
 #pragma unroll
             for (int row = 0; row < kChunk; ++row) {
-              const uint2 words = rotation.load(from, row);
+              const uint2 words = chunk_transform.load(from, row);
               ptx::store_if(stores.has(row), reinterpret_cast<float*>(stores.at(row)),
                             __uint_as_float(words.x), __uint_as_float(words.y));
             }
             __syncwarp();  // before slots are loaded
           }
-        }
-        if (!rotated) {
-          constexpr int kRows = kTransforms ? kAtOnce : kChunk;
-          if (kTransforms && task_again.transforms_rows) {
-            transform.use_mean(task_again.mean, task_again.subtracts);
-          }
+        } else {
+          constexpr int kRows = kByRows ? kAtOnce : kChunk;
+          if (kByRows) row_transform.use_mean(task_again.mean, task_again.subtracts);
 #pragma unroll 1
           for (int first_row = 0; first_row < kChunk; first_row += kRows) {
             float y[kRows][kVector];
 #pragma unroll
             for (int m = 0; m < kRows; ++m) from.load(first_row + m, y[m]);
-            if constexpr (kTransforms) {
-              if (task_again.transforms_rows) transform.template apply<true>(y);
-            }
+            if (kByRows && task_again.transforms) row_transform.template apply<true>(y);
 #pragma unroll
             for (int m = 0; m < kRows; ++m) {
 #pragma unroll
@@ -253,28 +244,32 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       if (chunk < chunks) {
         if (!kAgain) ptx::cp_async_wait<kAhead - 1>();
         const bool keeps = !kAgain || chunk < stream.kept_chunks;
-        if constexpr (kAgain) {
-          if (keeps) kept.copy(loaded);
-        }
-        bool rotated = false;
-        if constexpr (kRotatesChunks) {
-          rotated = task.rotates_chunks;
-          if (rotated) {
-            typename Rotation::Tiles y;
-            rotation.multiply(loaded, task.subtracts ? task.mean : 0, y);
-            if (task.subtracts) rotation.clear_absent(rows.has(threadIdx.x % 4), y);
-            if (x.is_q && task.mean) {
-              const float product = rotation.mean_product(task.mean, y) * params.problem.scale;
-              if (rows.has(threadIdx.x % 4) && Rows::column(x, rotation.thread_of_tile()) == 0) {
-                *reinterpret_cast<float*>(rows.at(threadIdx.x % 4)) = product;
-              }
-            }
-            rotation.finish(y);
-            amax = fmaxf(amax, rotation.largest(y));
+        if (kAgain && keeps) kept.copy(loaded);
+        if (!kTransforms || !(task.transforms || shifts)) {
+          amax = fmaxf(amax, largest(loaded));
+        } else if constexpr (kByChunks) {
+          typename Chunks::Tiles y;
+          const int32_t segment = static_cast<int32_t>(threadIdx.x) % 4;
+          if (task.subtracts) {
+            chunk_transform.template multiply<true>(loaded, task.mean, y);
+            chunk_transform.clear_absent(rows.has(segment), y);
+          } else {
+            chunk_transform.template multiply<false>(loaded, 0, y);
           }
-        }
-        if (kTransforms && task.transforms_rows) {
-          transform.use_mean(task.mean, task.subtracts);
+          if (shifts) {
+            const float product = chunk_transform.mean_product(task.mean, y) * params.problem.scale;
+            if (rows.has(segment) && Rows::column(x, chunk_transform.thread_of_tile()) == 0) {
+              *reinterpret_cast<float*>(rows.at(segment)) = product;
+            }
+          }
+          if (task.transforms) {
+            chunk_transform.finish(y);
+            amax = fmaxf(amax, chunk_transform.largest(y));
+          } else {
+            amax = fmaxf(amax, largest(loaded));
+          }
+        } else if constexpr (kByRows) {
+          row_transform.use_mean(task.mean, task.subtracts);
 #pragma unroll 1
           for (int first_row = 0; first_row < kChunk; first_row += kAtOnce) {
             float y[kAtOnce][kVector];
@@ -282,21 +277,20 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
             for (int m = 0; m < kAtOnce; ++m) {
               const int row = first_row + m;
               loaded.load(row, y[m]);
-              if (!x.is_q || !task.mean) continue;
-              const double product = transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
+              if (!shifts) continue;
+              const double product =
+                  row_transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
               if (rows.has(row) && Rows::column(x, threadIdx.x) == 0) {
                 *reinterpret_cast<float*>(rows.at(row)) =
                     static_cast<float>(product * static_cast<double>(params.problem.scale));
               }
             }
-            transform.template apply<true>(y);
+            if (task.transforms) row_transform.template apply<true>(y);
 #pragma unroll
             for (int m = 0; m < kAtOnce; ++m) {
               if (rows.has(first_row + m)) amax = fmaxf(amax, largest_finite(y[m]));
             }
           }
-        } else if (!rotated) {
-          amax = fmaxf(amax, largest(loaded));
         }
         if (kTransforms) rows.next_chunk();
         if (kAgain && keeps) kept.next_chunk();
@@ -313,8 +307,8 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       ptx::cp_async_commit();
     }
     if (!more) return;
-    if constexpr (kRotatesChunks) {
-      if (task.rotates_chunks) amax *= rotation.rest();
+    if constexpr (kByChunks) {
+      if (task.transforms) amax *= chunk_transform.rest();
     }
     exchange.send(n, amax);
     stores.start(x, block, x.out, 1, threadIdx.x);

@@ -1,18 +1,18 @@
-// Rotates rows of 16 bits on tensor cores, for quantize_stream_kernel.
+// Transforms rows of 16 bits on tensor cores, for quantize_stream_kernel.
 #pragma once
 
 #include "cuda/kernels/common/quantize_ring.cuh"
 
 namespace flashattn::cuda {
 
-// A warp rotates its part of a chunk: kChunk segments of 512 bytes, a row of each lane in each, or 8
-// tiles of 32 neighbouring columns of a row. The Hadamard matrix of n is that of n / 32 times that
-// of 32 (Kronecker). The smaller one multiplies tiles on tensor cores: products with its elements
-// are exact, sums are fp32. A mma multiplies 8 tiles, which are the columns of its operand b, as 16
+// A warp transforms its part of a chunk: kChunk segments of 512 bytes, a row of each lane in each,
+// or 8 tiles of 32 neighbouring columns of a row. The Hadamard matrix of n is that of n / 32 times
+// that of 32 (Kronecker). The smaller one multiplies tiles on tensor cores: products with its
+// elements are exact, sums are fp32. A mma multiplies 8 tiles, the columns of its operand b: 16
 // bytes of a row are elements of b that one lane has. A thread receives elements of all tiles of a
-// segment, so that the larger matrix adds numbers of one thread.
+// segment, so that the larger matrix adds numbers of one thread. Without ROTATE the matrix is 1.
 template <class T>
-class ChunkRotation {
+class ChunkTransform {
  public:
   static constexpr int kTiles = 8;         // of a segment
   static constexpr int kTileColumns = 32;  // at least 32 columns are rotated together
@@ -20,8 +20,9 @@ class ChunkRotation {
   // Columns 4 * (lane / 4) to 4 * (lane / 4) + 3 of the tiles of segment lane % 4.
   using Tiles = float[kTiles][kLaneColumns];
 
-  __device__ __forceinline__ explicit ChunkRotation(const QuantizeParams& params)
-      : size_(params.problem.dim_qk & -params.problem.dim_qk),
+  __device__ __forceinline__ explicit ChunkTransform(const QuantizeParams& params)
+      : rotates_(params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
+        size_(rotates_ ? params.problem.dim_qk & -params.problem.dim_qk : 1),
         columns_(kVector << params.operands[1].log2_lanes) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
     const int32_t log2_size = 31 - __clz(size_);
@@ -29,28 +30,39 @@ class ChunkRotation {
     rest_ = log2_size % 2 ? 0.70710678f : 1.0f;
     const uint32_t one = std::is_same_v<T, __half> ? (15u - log2_scale_) << 10
                                                    : (127u - log2_scale_) << 7;
+    // Operand a of tile half t and k-step s: its rows g and g + 8 are columns 4 g + 2 t and the next
+    // of the result; a word has columns 8 c + 4 s + 2 p and the next of the matrix.
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const uint32_t sign = __popc(g & (2 * c + s)) & 1 ? 0x8000u : 0u;
-      matrix_[s][0] = (one | sign) * 0x10001u;
-      matrix_[s][1] = matrix_[s][0] ^ 0x80000000u;
+    for (int n = 0; n < 16; ++n) {
+      const int t = n / 8, s = n / 4 % 2, p = n / 2 % 2, h = n % 2;
+      uint32_t word;
+      if (rotates_) {
+        const uint32_t sign = (__popc(g & (2 * c + s)) + t * p) & 1 ? 0x8000u : 0u;
+        word = (one | sign) * 0x10001u ^ (h ? 0x80000000u : 0u);
+      } else {
+        word = t == p && g == 2 * c + s ? one << 16 * h : 0;
+      }
+      asm volatile("" : "+r"(word));  // so that the compiler keeps registers for all of them
+      matrix_[t][s][n % 4] = word;
     }
 #pragma unroll
     for (int j = 0; j < kTiles / 2; ++j) {
+      if (!rotates_) continue;
       const uint32_t signs = rotation_signs(
           params.args, ((2 * j + g % 2) * kTileColumns + c * kVector) & (columns_ - 1));
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        signs_[j][n] = (signs >> (2 * n) & 1) << 15 | (signs >> (2 * n + 1) & 1) << 31;
+      for (int n = 0; n < kVector; ++n) {
+        signs_ |= (signs >> n & 1) << (15 - (j * 4 + n / 2) + n % 2 * 16);
       }
     }
   }
 
-  // What rotated numbers must be multiplied by.
+  // What transformed numbers must be multiplied by.
   __device__ __forceinline__ float rest() const { return rest_; }
 
-  // Tiles times the matrix of kTileColumns, plus what store_mean() stored at `table`, if that is not
-  // 0. Begins and ends with a barrier of the warp, whose lanes read slots of each other.
+  // Tiles times the matrix of kTileColumns; kMean: plus what store_mean() stored at `table`. Begins
+  // and ends with a barrier of the warp, whose lanes read slots of each other.
+  template <bool kMean>
   __device__ __forceinline__ void multiply(const Ring<T>& slots, uint32_t table, Tiles& y) const {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t from = slots.warp_chunk() + lane / 8 * 512 + lane % 8 * 16;
@@ -58,10 +70,12 @@ class ChunkRotation {
 #pragma unroll
     for (int j = 0; j < kTiles / 2; ++j) {
       const int4 words = ptx::load_shared_16(from + j * 128);
-      const uint32_t b[] = {words.x ^ signs_[j][0], words.y ^ signs_[j][1], words.z ^ signs_[j][2],
-                            words.w ^ signs_[j][3]};
+      uint32_t b[] = {static_cast<uint32_t>(words.x), static_cast<uint32_t>(words.y),
+                      static_cast<uint32_t>(words.z), static_cast<uint32_t>(words.w)};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) b[n] ^= signs_ << (j * 4 + n) & 0x80008000u;
       float d[2][4] = {};
-      if (table) {
+      if constexpr (kMean) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float mean[kLaneColumns];
@@ -71,13 +85,10 @@ class ChunkRotation {
         }
       }
 #pragma unroll
-      for (int t = 0; t < 2; ++t) {
+      for (int s = 0; s < 2; ++s) {
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          const uint32_t flip = t == 0 ? 0u : 0x80008000u;
-          const uint32_t a[] = {matrix_[s][0], matrix_[s][1], matrix_[s][0] ^ flip,
-                                matrix_[s][1] ^ flip};
-          ptx::mma_16x8x16<T>(d[t], a, b[2 * s], b[2 * s + 1]);
+        for (int t = 0; t < 2; ++t) {
+          ptx::mma_16x8x16<T>(d[t], matrix_[t][s], b[2 * s], b[2 * s + 1]);
         }
       }
 #pragma unroll
@@ -112,13 +123,15 @@ class ChunkRotation {
   __device__ __forceinline__ void store_mean(const QuantizeArgs& args, float (&mean)[kVector],
                                              uint32_t table) const {
     const int32_t column = static_cast<int32_t>(threadIdx.x) % 32 * kVector;
-    const uint32_t signs = rotation_signs(args, column);
+    const uint32_t signs = rotates_ ? rotation_signs(args, column) : 0;
     const float scale = __int_as_float((127 - log2_scale_) << 23);
 #pragma unroll
     for (int n = 0; n < kVector; ++n) mean[n] *= signs >> n & 1 ? scale : -scale;
-    hadamard<true>(mean, kVector);
-    hadamard_lanes(mean, 1);
-    hadamard_lanes(mean, 2);
+    if (rotates_) {
+      hadamard<true>(mean, kVector);
+      hadamard_lanes(mean, 1);
+      hadamard_lanes(mean, 2);
+    }
     if (column >= columns_) return;
     ptx::store_shared(table + column * 4, mean[0], mean[1], mean[2], mean[3]);
     ptx::store_shared(table + column * 4 + 16, mean[4], mean[5], mean[6], mean[7]);
@@ -150,7 +163,8 @@ class ChunkRotation {
     for (int32_t step = 1; step * kTileColumns < columns_; step *= 2) {
       sum[0] += __shfl_xor_sync(~0u, sum[0], step * 4);
     }
-    return sum[0] * (__int_as_float((127 + 2 * log2_scale_) << 23) * (-1.0f / kTileColumns));
+    return rotates_ ? sum[0] * __int_as_float((127 + 2 * log2_scale_) << 23) * (-1.0f / kTileColumns)
+                    : -sum[0];
   }
 
   // The thread, of those of the warp, whose rows have tile lane / 4 of each segment.
@@ -174,10 +188,16 @@ class ChunkRotation {
   static __device__ __forceinline__ float largest(const Tiles& y) {
     float most = 0;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; tile += 2) {
-      most = fmaxf(most, largest_finite({y[tile][0], y[tile][1], y[tile][2], y[tile][3],
-                                         y[tile + 1][0], y[tile + 1][1], y[tile + 1][2],
-                                         y[tile + 1][3]}));
+    for (const auto& tile : y) {
+#pragma unroll
+      for (const float each : tile) most = fmaxf(most, fabsf(each));
+    }
+    if (most <= FLT_MAX) return most;  // NaN is passed over
+    most = 0;
+#pragma unroll
+    for (const auto& tile : y) {
+#pragma unroll
+      for (const float each : tile) most = fabsf(each) <= FLT_MAX ? fmaxf(most, fabsf(each)) : most;
     }
     return most;
   }
@@ -212,11 +232,13 @@ class ChunkRotation {
     ptx::load_shared(mean, table + column * 4 + threadIdx.x % 32 / 4 * 16);
   }
 
+  const bool rotates_;
   const int32_t size_, columns_;  // columns that are rotated together; of a row's lanes
   int32_t log2_scale_;
   float rest_;
-  uint32_t matrix_[2][2];         // operand a of each k-step: rows g and g + 8
-  uint32_t signs_[kTiles / 2][4];  // which elements of operand b are negated
+  uint32_t matrix_[2][2][4];
+  // Which elements of operand b are negated: those of word n have bits 15 - n and 31 - n.
+  uint32_t signs_ = 0;
 };
 
 }  // namespace flashattn::cuda
