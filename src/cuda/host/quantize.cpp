@@ -49,9 +49,11 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
   stream.log2_ctas = log2_ctas;
   stream.mean_offset = static_cast<int32_t>(
       ceil_div(kExchangeBarrierBytes + 2 * 4 * (warps << log2_ctas), 16) * 16);
-  stream.mean_bytes = p.args.k_mean.data ? (4 * kVector) << p.operands[1].log2_lanes : 0;
+  // At least 64 columns, as quantize_stream_kernel loads pairs of 32.
+  stream.mean_bytes =
+      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
   stream.control_bytes =
-      static_cast<int32_t>(ceil_div(stream.mean_offset + 2 * stream.mean_bytes, 128) * 128);
+      static_cast<int32_t>(ceil_div(stream.mean_offset + 3 * stream.mean_bytes, 128) * 128);
   return chunks;
 }
 
@@ -104,9 +106,14 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
       int32_t threads = 32;
       while (threads < most_threads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
       const int64_t chunks = cut_blocks(p, log2_ctas, threads);
-      const int64_t bytes =
-          p.stream.control_bytes + (kAheadChunks + chunks) * slot_bytes * kChunk * threads;
-      if (bytes > (two ? shared_of_two(limits) : limits.shared_bytes)) continue;
+      const int64_t most_bytes = two ? shared_of_two(limits) : limits.shared_bytes;
+      const auto bytes_with = [&](int32_t ahead) {
+        p.stream.ahead_chunks = ahead;
+        return p.stream.control_bytes + (ahead + chunks) * slot_bytes * kChunk * threads;
+      };
+      int64_t bytes = bytes_with(kAheadChunks);
+      if (transforms && bytes > most_bytes) bytes = bytes_with(kFewAheadChunks);
+      if (bytes > most_bytes) continue;
       int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
       if (log2_ctas == 0) {
         // As many as shared memory and registers allow.
@@ -121,12 +128,13 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
     const int64_t fit =
-        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunksOfSome;
-    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunksOfSome;
-    if (kept < kAheadChunksOfSome) continue;
+        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kFewAheadChunks;
+    const int64_t kept = chunks <= fit ? chunks : fit - kFewAheadChunks;
+    if (kept < kFewAheadChunks) continue;
+    p.stream.ahead_chunks = kFewAheadChunks;
     return run(of.some, kept, threads,
                p.stream.control_bytes +
-                   (kept + kAheadChunksOfSome * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+                   (kept + kFewAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
                limits.clusters_of_wholes[most_ctas]);
   }
   return launch;

@@ -32,7 +32,8 @@ struct QuantizeStream {
   int32_t log2_ctas;       // CTAs of a cluster, which share a block
   int32_t kept_chunks;     // of rows of a thread in the largest block
   int32_t control_bytes;   // of shared memory, before the rows
-  int32_t mean_offset;     // in these, of two tables of the mean of k
+  int32_t ahead_chunks;    // that a thread loads ahead: 2 or 3
+  int32_t mean_offset;     // in the control bytes: of three tables of the mean of k
   int32_t mean_bytes;      // of a table
 };
 
@@ -55,8 +56,7 @@ constexpr int kAhead = 8;                                // rows that a thread l
 constexpr int kMaxCtas = 16;                             // CTAs of a cluster
 constexpr int kControlBytes = 256;                       // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
-// Chunks that a thread loads ahead; where blocks are partly loaded again, there are two sets.
-constexpr int kAheadChunks = 3, kAheadChunksOfSome = 2;
+constexpr int kAheadChunks = 3, kFewAheadChunks = 2;  // that a thread loads ahead
 constexpr int kExchangeBarrierBytes = 16;
 constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
 constexpr int kMeanCtas = 16;  // CTAs of a cluster that share a head

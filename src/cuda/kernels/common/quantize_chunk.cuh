@@ -60,7 +60,7 @@ class ChunkTransform {
   // What transformed numbers must be multiplied by.
   __device__ __forceinline__ float rest() const { return rest_; }
 
-  // Tiles times the matrix of kTileColumns; kMean: plus what store_mean() stored at `table`. Begins
+  // Tiles times the matrix of kTileColumns; kMean: minus the mean in `table` times it. Begins
   // and ends with a barrier of the warp, whose lanes read slots of each other.
   template <bool kMean>
   __device__ __forceinline__ void multiply(const Ring<T>& slots, uint32_t table, Tiles& y) const {
@@ -76,13 +76,8 @@ class ChunkTransform {
       for (int n = 0; n < 4; ++n) b[n] ^= signs_ << (j * 4 + n) & 0x80008000u;
       float d[2][4] = {};
       if constexpr (kMean) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float mean[kLaneColumns];
-          load_mean(table, 2 * j + i, mean);
-#pragma unroll
-          for (int n = 0; n < kLaneColumns; ++n) d[n / 2][n % 2 * 2 + i] = mean[n];
-        }
+        load_mean(table, j, 0, d[0]);
+        load_mean(table, j, 1, d[1]);
       }
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
@@ -100,22 +95,40 @@ class ChunkTransform {
     __syncwarp();
   }
 
-  // Tiles, as multiply() made them, times the matrix of size / kTileColumns.
-  __device__ __forceinline__ void finish(Tiles& y) const {
+  // The largest finite magnitude of transformed rows.
+  __device__ __forceinline__ float largest(Tiles& y) const {
+    finish_pairs(y);
+    float most = 0;
+    if (size_ > kTileColumns) {
+      // The larger magnitude of a + b and a - b is |a| + |b|.
 #pragma unroll
-    for (int step = 1; step < kTiles; step *= 2) {
-      if (size_ <= step * kTileColumns) break;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        if (tile & step) continue;
+      for (int tile = 0; tile < kTiles; tile += 2) {
 #pragma unroll
         for (int n = 0; n < kLaneColumns; ++n) {
-          const float a = y[tile][n], b = y[tile + step][n];
-          y[tile][n] = a + b;
-          y[tile + step][n] = a - b;
+          y[tile][n] = fabsf(y[tile][n]) + fabsf(y[tile + 1][n]);
+          most = fmaxf(most, y[tile][n]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile += 2) {
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          most = fmaxf(fmaxf(most, fabsf(y[tile][n])), fabsf(y[tile + 1][n]));
         }
       }
     }
+    if (most <= FLT_MAX) return most;  // NaN is passed over
+    most = 0;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile % 2 == 1 && size_ > kTileColumns) continue;
+#pragma unroll
+      for (const float each : y[tile]) {
+        if (fabsf(each) <= FLT_MAX) most = fmaxf(most, fabsf(each));
+      }
+    }
+    return most;
   }
 
   // Minus the mean times the matrix of kTileColumns, for multiply() and mean_product(): by one warp.
@@ -133,8 +146,14 @@ class ChunkTransform {
       hadamard_lanes(mean, 2);
     }
     if (column >= columns_) return;
-    ptx::store_shared(table + column * 4, mean[0], mean[1], mean[2], mean[3]);
-    ptx::store_shared(table + column * 4 + 16, mean[4], mean[5], mean[6], mean[7]);
+    const int32_t tile = column / kTileColumns;
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) {
+      const uint32_t to = mean_at(table, tile / 2, n / 2 % 2, (column % kTileColumns + n) / 4);
+      ptx::store_shared(to + (n % 2 * 2 + tile % 2) * 4, __float_as_uint(mean[n]));
+      if (columns_ > kTileColumns) continue;
+      ptx::store_shared(to + (n % 2 * 2 + 1) * 4, __float_as_uint(mean[n]));
+    }
   }
 
   // The dot product with the mean of k of the row that has tile lane / 4 of segment lane % 4. y: as
@@ -143,12 +162,18 @@ class ChunkTransform {
     const uint32_t g = threadIdx.x % 32 / 4;
     float sum[kTiles];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float mean[kLaneColumns];
-      load_mean(table, tile, mean);
-      sum[tile] = 0;
+    for (int j = 0; j < kTiles / 2; ++j) {
+      float mean[2][4];
+      load_mean(table, j, 0, mean[0]);
+      load_mean(table, j, 1, mean[1]);
 #pragma unroll
-      for (int n = 0; n < kLaneColumns; ++n) sum[tile] = fmaf(y[tile][n], mean[n], sum[tile]);
+      for (int i = 0; i < 2; ++i) {
+        sum[2 * j + i] = 0;
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          sum[2 * j + i] = fmaf(y[2 * j + i][n], mean[n / 2][n % 2 * 2 + i], sum[2 * j + i]);
+        }
+      }
     }
     // Each lane gets the sums of one tile and adds those of the other lanes.
 #pragma unroll
@@ -202,16 +227,37 @@ class ChunkTransform {
     return most;
   }
 
-  // Writes E4M3 in place of the rows that multiply() read, which load() then returns.
-  __device__ __forceinline__ void store(const Ring<T>& slots, float factor, const Tiles& y) const {
+  // Writes transformed rows times `factor`, as E4M3, in place of those that multiply() read. load()
+  // returns them.
+  __device__ __forceinline__ void store(const Ring<T>& slots, float factor, Tiles& y) const {
+    finish_pairs(y);
     const uint32_t lane = threadIdx.x % 32, c = lane % 4;
     const uint32_t to = slots.warp_chunk() + c * 512 + lane / 4 * 4;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      // Tiles of a warp's segments lie in different banks.
+    // Tiles of a warp's segments lie in different banks.
+    const auto write = [&](int tile, const float(&x)[kLaneColumns]) {
       ptx::store_shared(to + tile / 4 * 128 + ((tile % 4 ^ c) * 32),
-                        to_e4m3(y[tile][0] * factor, y[tile][1] * factor, y[tile][2] * factor,
-                                y[tile][3] * factor));
+                        to_e4m3(x[0], x[1], x[2], x[3]));
+    };
+    if (size_ > kTileColumns) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile += 2) {
+        float sum[kLaneColumns], difference[kLaneColumns];
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          const float a = y[tile][n] * factor, b = y[tile + 1][n];
+          sum[n] = fmaf(b, factor, a);
+          difference[n] = fmaf(-b, factor, a);
+        }
+        write(tile, sum);
+        write(tile + 1, difference);
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (float& each : y[tile]) each *= factor;
+        write(tile, y[tile]);
+      }
     }
     __syncwarp();
   }
@@ -226,10 +272,32 @@ class ChunkTransform {
   }
 
  private:
-  __device__ __forceinline__ void load_mean(uint32_t table, int tile,
-                                            float (&mean)[kLaneColumns]) const {
-    const int32_t column = tile * kTileColumns & (columns_ - 1);
-    ptx::load_shared(mean, table + column * 4 + threadIdx.x % 32 / 4 * 16);
+  // The matrix of size / kTileColumns but for the sums and differences of neighbouring tiles, which
+  // those that follow make.
+  __device__ __forceinline__ void finish_pairs(Tiles& y) const {
+#pragma unroll
+    for (int step = 2; step < kTiles; step *= 2) {
+      if (size_ <= step * kTileColumns) break;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        if (tile & step) continue;
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          const float a = y[tile][n], b = y[tile + step][n];
+          y[tile][n] = a + b;
+          y[tile + step][n] = a - b;
+        }
+      }
+    }
+  }
+
+  // Where a table of the mean has the start of d[t] of pair j of tiles, in lanes 4 g and on.
+  static __device__ __forceinline__ uint32_t mean_at(uint32_t table, int j, int t, int g) {
+    return table + ((j * 2 + t) * 8 + g) * 16;
+  }
+  __device__ __forceinline__ void load_mean(uint32_t table, int j, int t, float (&d)[4]) const {
+    const int32_t pairs = columns_ / (2 * kTileColumns);
+    ptx::load_shared(d, mean_at(table, pairs > 1 ? j & (pairs - 1) : 0, t, threadIdx.x % 32 / 4));
   }
 
   const bool rotates_;

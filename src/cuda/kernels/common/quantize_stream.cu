@@ -111,7 +111,6 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
   if constexpr (!kHasClusters) return;
   constexpr bool kAgain = kKept == Kept::kSome;
   constexpr bool kByChunks = kTransforms && sizeof(T) == 2, kByRows = kTransforms && !kByChunks;
-  constexpr int kAhead = kAgain ? kAheadChunksOfSome : kAheadChunks;
   const QuantizeArgs& args = params.args;
   const QuantizeStream& stream = params.stream;
   Exchange exchange(stream.log2_ctas);
@@ -119,15 +118,16 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
 
   const uint32_t control = ptx::shared_address(ptx::dynamic_shared());
   const uint32_t first_slot = control + stream.control_bytes;
-  const uint32_t ahead_bytes = kAhead * blockDim.x * Ring<T>::kThreadBytes;
-  Ring<T> loaded(first_slot, kAhead + (kAgain ? 0 : stream.kept_chunks));
-  Ring<T> kept(first_slot + (kAgain ? ahead_bytes : 0), stream.kept_chunks + (kAgain ? 0 : kAhead));
+  const int32_t ahead = stream.ahead_chunks;
+  const uint32_t ahead_bytes = ahead * blockDim.x * Ring<T>::kThreadBytes;
+  Ring<T> loaded(first_slot, ahead + (kAgain ? 0 : stream.kept_chunks));
+  Ring<T> kept(first_slot + (kAgain ? ahead_bytes : 0), stream.kept_chunks + (kAgain ? 0 : ahead));
   Ring<T> written = kept;
   Ring<T> loaded_again(
-      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * Ring<T>::kThreadBytes, kAhead);
+      first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * Ring<T>::kThreadBytes, ahead);
   Ring<T> written_again = loaded_again;
   Loads<T> loads(params, loaded);
-  for (int32_t n = 0; n < kAhead; ++n) {
+  for (int32_t n = 0; n < ahead; ++n) {
     loads.next_chunk(params);
     ptx::cp_async_commit();
   }
@@ -141,20 +141,18 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
   Task task;
   for (int32_t n = 0;; ++n) {
     // The stores of the block before this one need these.
-    float factor = 0;
     const Task task_again = task;
+    float* descale_at = nullptr;
     Rows rows_again{};
     if (n > 0) {
       const QuantizeOperand& x = params.operands[block.operand];
-      const float descale = descale_of(exchange.receive(n - 1), ptx::kMaxE4m3);
       if (threadIdx.x == 0 && (stream.log2_ctas == 0 || ptx::cluster_rank() == 0)) {
-        *reinterpret_cast<float*>(tensor_row(x.descale, 4, block.b, block.kv_head, block.index)) =
-            descale;
+        descale_at =
+            reinterpret_cast<float*>(tensor_row(x.descale, 4, block.b, block.kv_head, block.index));
       }
-      factor = 1 / descale;
       if constexpr (kAgain) {
         rows_again.start(x, block, x.in, sizeof(T), threadIdx.x);
-        for (int32_t chunk = 0; chunk < kAhead && !rows_again.ended(); ++chunk) {
+        for (int32_t chunk = 0; chunk < ahead && !rows_again.ended(); ++chunk) {
           rows_again.next_chunk();
         }
       }
@@ -169,8 +167,9 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       task.transforms = rotates || task.subtracts;
       task.mean = 0;
       if (task.subtracts || (x.is_q && args.lse_shift)) {
-        // Two tables in turns: all warps of the CTA have read this one since receive().
-        task.mean = control + stream.mean_offset + (n & 1) * stream.mean_bytes;
+        // Three tables in turns: this one was last read before block n - 2 was sent, which this warp
+        // has received.
+        task.mean = control + stream.mean_offset + n % 3 * stream.mean_bytes;
         if (threadIdx.x < 32) {
           const int32_t column = static_cast<int32_t>(threadIdx.x) * kVector;
           float mean[kVector];
@@ -190,9 +189,69 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       rows.start(x, block, {args.lse_shift, layout.batch_stride, layout.head_stride, 1}, 4, thread);
     }
     const bool shifts = kTransforms && x.is_q && task.mean;
-    float amax = 0;
-    for (int32_t chunk = 0; chunk < chunks || !stores.ended(); ++chunk) {
-      if (kAgain) ptx::cp_async_wait<kAhead - 1>();
+    const auto receive = [&] {
+      const float descale = descale_of(exchange.receive(n - 1), ptx::kMaxE4m3);
+      if (descale_at) *descale_at = descale;
+      return 1 / descale;
+    };
+    float amax = 0, factor = 0;
+    int32_t chunk = 0;
+    for (; chunk < chunks || !stores.ended(); ++chunk) {
+      if (ahead == kAheadChunks) {
+        ptx::cp_async_wait<kAheadChunks - 1>();
+      } else {
+        ptx::cp_async_wait<kFewAheadChunks - 1>();
+      }
+      if (chunk < chunks) {
+        if (!kTransforms || !(task.transforms || shifts)) {
+          amax = fmaxf(amax, largest(loaded));
+        } else if constexpr (kByChunks) {
+          typename Chunks::Tiles y;
+          const int32_t segment = static_cast<int32_t>(threadIdx.x) % 4;
+          if (task.subtracts) {
+            chunk_transform.template multiply<true>(loaded, task.mean, y);
+            chunk_transform.clear_absent(rows.has(segment), y);
+          } else {
+            chunk_transform.template multiply<false>(loaded, 0, y);
+          }
+          if (shifts) {
+            const float product = chunk_transform.mean_product(task.mean, y) * params.problem.scale;
+            if (rows.has(segment) && Rows::column(x, chunk_transform.thread_of_tile()) == 0) {
+              *reinterpret_cast<float*>(rows.at(segment)) = product;
+            }
+          }
+          if (task.transforms) {
+            amax = fmaxf(amax, chunk_transform.largest(y));
+          } else {
+            amax = fmaxf(amax, largest(loaded));
+          }
+        } else if constexpr (kByRows) {
+          row_transform.use_mean(task.mean, task.subtracts);
+#pragma unroll 1
+          for (int first_row = 0; first_row < kChunk; first_row += kAtOnce) {
+            float y[kAtOnce][kVector];
+#pragma unroll
+            for (int m = 0; m < kAtOnce; ++m) {
+              const int row = first_row + m;
+              loaded.load(row, y[m]);
+              if (!shifts) continue;
+              const double product =
+                  row_transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
+              if (rows.has(row) && Rows::column(x, threadIdx.x) == 0) {
+                *reinterpret_cast<float*>(rows.at(row)) =
+                    static_cast<float>(product * static_cast<double>(params.problem.scale));
+              }
+            }
+            if (task.transforms) row_transform.template apply<true>(y);
+#pragma unroll
+            for (int m = 0; m < kAtOnce; ++m) {
+              if (rows.has(first_row + m)) amax = fmaxf(amax, largest_finite(y[m]));
+            }
+          }
+        }
+        if (kTransforms) rows.next_chunk();
+      }
+      if (n > 0 && chunk == 0) factor = receive();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
         const Ring<T> from = again ? written_again : written;
@@ -204,7 +263,6 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
             } else {
               chunk_transform.template multiply<false>(from, 0, y);
             }
-            chunk_transform.finish(y);
             chunk_transform.store(from, factor * chunk_transform.rest(), y);
 #pragma unroll
             for (int row = 0; row < kChunk; ++row) {
@@ -242,63 +300,15 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
         }
       }
       if (chunk < chunks) {
-        if (!kAgain) ptx::cp_async_wait<kAhead - 1>();
-        const bool keeps = !kAgain || chunk < stream.kept_chunks;
-        if (kAgain && keeps) kept.copy(loaded);
-        if (!kTransforms || !(task.transforms || shifts)) {
-          amax = fmaxf(amax, largest(loaded));
-        } else if constexpr (kByChunks) {
-          typename Chunks::Tiles y;
-          const int32_t segment = static_cast<int32_t>(threadIdx.x) % 4;
-          if (task.subtracts) {
-            chunk_transform.template multiply<true>(loaded, task.mean, y);
-            chunk_transform.clear_absent(rows.has(segment), y);
-          } else {
-            chunk_transform.template multiply<false>(loaded, 0, y);
-          }
-          if (shifts) {
-            const float product = chunk_transform.mean_product(task.mean, y) * params.problem.scale;
-            if (rows.has(segment) && Rows::column(x, chunk_transform.thread_of_tile()) == 0) {
-              *reinterpret_cast<float*>(rows.at(segment)) = product;
-            }
-          }
-          if (task.transforms) {
-            chunk_transform.finish(y);
-            amax = fmaxf(amax, chunk_transform.largest(y));
-          } else {
-            amax = fmaxf(amax, largest(loaded));
-          }
-        } else if constexpr (kByRows) {
-          row_transform.use_mean(task.mean, task.subtracts);
-#pragma unroll 1
-          for (int first_row = 0; first_row < kChunk; first_row += kAtOnce) {
-            float y[kAtOnce][kVector];
-#pragma unroll
-            for (int m = 0; m < kAtOnce; ++m) {
-              const int row = first_row + m;
-              loaded.load(row, y[m]);
-              if (!shifts) continue;
-              const double product =
-                  row_transform.mean_product(y[m], rows.has(row), 1 << x.log2_lanes);
-              if (rows.has(row) && Rows::column(x, threadIdx.x) == 0) {
-                *reinterpret_cast<float*>(rows.at(row)) =
-                    static_cast<float>(product * static_cast<double>(params.problem.scale));
-              }
-            }
-            if (task.transforms) row_transform.template apply<true>(y);
-#pragma unroll
-            for (int m = 0; m < kAtOnce; ++m) {
-              if (rows.has(first_row + m)) amax = fmaxf(amax, largest_finite(y[m]));
-            }
-          }
+        if (kAgain && chunk < stream.kept_chunks) {
+          kept.copy(loaded);
+          kept.next_chunk();
         }
-        if (kTransforms) rows.next_chunk();
-        if (kAgain && keeps) kept.next_chunk();
         loaded.next_chunk();
         loads.next_chunk(params);
       }
       if (kAgain && !rows_again.ended()) {
-        if (chunk + kAhead >= stream.kept_chunks) {
+        if (chunk + ahead >= stream.kept_chunks) {
           loaded_again.load_async(rows_again);
           loaded_again.next_chunk();
         }
@@ -306,6 +316,7 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       }
       ptx::cp_async_commit();
     }
+    if (n > 0 && chunk == 0) receive();  // this CTA has no rows
     if (!more) return;
     if constexpr (kByChunks) {
       if (task.transforms) amax *= chunk_transform.rest();
