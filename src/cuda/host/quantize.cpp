@@ -45,15 +45,7 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
         std::max(chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
   }
   QuantizeStream& stream = p.stream;
-  const int32_t warps = threads / 32;
   stream.log2_ctas = log2_ctas;
-  stream.mean_offset = static_cast<int32_t>(
-      ceil_div(kExchangeBarrierBytes + 2 * 4 * (warps << log2_ctas), 16) * 16);
-  // At least 64 columns, as quantize_stream_kernel loads pairs of 32.
-  stream.mean_bytes =
-      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
-  stream.control_bytes =
-      static_cast<int32_t>(ceil_div(stream.mean_offset + 3 * stream.mean_bytes, 128) * 128);
   return chunks;
 }
 
@@ -78,6 +70,11 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
   const bool transforms = p.args.transform != 0 || p.args.lse_shift;
+  // At least 64 columns, as quantize_stream_kernel loads pairs of 32.
+  p.stream.mean_bytes =
+      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
+  p.stream.control_bytes =
+      static_cast<int32_t>(ceil_div(kExchangeBytes + 3 * p.stream.mean_bytes, 128) * 128);
   // Tensor cores transform 32 columns at once.
   if (transforms && p.problem.dim_qk < 32) return launch;
   const int32_t most_ctas = log2_floor(limits.max_ctas);
@@ -88,7 +85,8 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     return StreamLaunch{kernel, clusters << p.stream.log2_ctas, threads,
                         static_cast<int32_t>(bytes)};
   };
-  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, else the most.
+  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, or one with transforms, whose
+  // clusters wait longer for each other; else the most.
   for (int32_t log2_ctas = 0; log2_ctas <= most_ctas; ++log2_ctas) {
     int64_t share = 0;
     for (const QuantizeOperand& x : p.operands) {
@@ -98,7 +96,7 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     const bool last = log2_ctas == most_ctas;
     if (!last && share > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
     for (const bool two : {true, false}) {
-      if (!two && !last) break;
+      if (!two && !last && !transforms) break;
       // Registers allow two CTAs with transforms half of the threads each.
       const int32_t most_threads = transforms && two ? kMaxThreads / 2 : kMaxThreads;
       // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
@@ -128,13 +126,13 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
     const int64_t fit =
-        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kFewAheadChunks;
-    const int64_t kept = chunks <= fit ? chunks : fit - kFewAheadChunks;
-    if (kept < kFewAheadChunks) continue;
-    p.stream.ahead_chunks = kFewAheadChunks;
+        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
+    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
+    if (kept < kAheadChunks) continue;
+    p.stream.ahead_chunks = kAheadChunks;
     return run(of.some, kept, threads,
                p.stream.control_bytes +
-                   (kept + kFewAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+                   (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
                limits.clusters_of_wholes[most_ctas]);
   }
   return launch;

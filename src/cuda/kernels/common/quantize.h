@@ -33,8 +33,7 @@ struct QuantizeStream {
   int32_t kept_chunks;     // of rows of a thread in the largest block
   int32_t control_bytes;   // of shared memory, before the rows
   int32_t ahead_chunks;    // that a thread loads ahead: 2 or 3
-  int32_t mean_offset;     // in the control bytes: of three tables of the mean of k
-  int32_t mean_bytes;      // of a table
+  int32_t mean_bytes;      // of a table of the mean of k: three are the last control bytes
 };
 
 struct QuantizeParams {
@@ -57,7 +56,8 @@ constexpr int kMaxCtas = 16;                             // CTAs of a cluster
 constexpr int kControlBytes = 256;                       // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
 constexpr int kAheadChunks = 3, kFewAheadChunks = 2;  // that a thread loads ahead
-constexpr int kExchangeBarrierBytes = 16;
+constexpr int kExchangeBarrierBytes = 32;
+constexpr int kExchangeBytes = kExchangeBarrierBytes + 4 * 4 * kMaxCtas;
 constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
 constexpr int kMeanCtas = 16;  // CTAs of a cluster that share a head
 

@@ -22,10 +22,10 @@ class ChunkTransform {
 
   __device__ __forceinline__ explicit ChunkTransform(const QuantizeParams& params)
       : rotates_(params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
-        size_(rotates_ ? params.problem.dim_qk & -params.problem.dim_qk : 1),
         columns_(kVector << params.operands[1].log2_lanes) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
-    const int32_t log2_size = 31 - __clz(size_);
+    const int32_t log2_size = rotates_ ? __ffs(params.problem.dim_qk) - 1 : 0;
+    log2_tiles_ = max(log2_size - 5, 0);
     log2_scale_ = log2_size / 2;
     rest_ = log2_size % 2 ? 0.70710678f : 1.0f;
     const uint32_t one = std::is_same_v<T, __half> ? (15u - log2_scale_) << 10
@@ -97,37 +97,26 @@ class ChunkTransform {
 
   // The largest finite magnitude of transformed rows.
   __device__ __forceinline__ float largest(Tiles& y) const {
-    finish_pairs(y);
     float most = 0;
-    if (size_ > kTileColumns) {
+    with_log2_tiles([&](auto log2_tiles) {
+      constexpr int kLog2Tiles = decltype(log2_tiles)::value;
+      finish_pairs<kLog2Tiles>(y);
       // The larger magnitude of a + b and a - b is |a| + |b|.
+      constexpr int kStep = kLog2Tiles > 0 ? 2 : 1;
+#pragma unroll 1
+      for (int try_finite = 0; try_finite < 2; ++try_finite) {
+        most = 0;
 #pragma unroll
-      for (int tile = 0; tile < kTiles; tile += 2) {
+        for (int tile = 0; tile < kTiles; tile += kStep) {
 #pragma unroll
-        for (int n = 0; n < kLaneColumns; ++n) {
-          y[tile][n] = fabsf(y[tile][n]) + fabsf(y[tile + 1][n]);
-          most = fmaxf(most, y[tile][n]);
+          for (int n = 0; n < kLaneColumns; ++n) {
+            const float each = fabsf(y[tile][n]) + (kStep > 1 ? fabsf(y[tile + 1][n]) : 0.0f);
+            if (!try_finite || each <= FLT_MAX) most = fmaxf(most, each);
+          }
         }
+        if (most <= FLT_MAX) return;  // NaN is passed over
       }
-    } else {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; tile += 2) {
-#pragma unroll
-        for (int n = 0; n < kLaneColumns; ++n) {
-          most = fmaxf(fmaxf(most, fabsf(y[tile][n])), fabsf(y[tile + 1][n]));
-        }
-      }
-    }
-    if (most <= FLT_MAX) return most;  // NaN is passed over
-    most = 0;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      if (tile % 2 == 1 && size_ > kTileColumns) continue;
-#pragma unroll
-      for (const float each : y[tile]) {
-        if (fabsf(each) <= FLT_MAX) most = fmaxf(most, fabsf(each));
-      }
-    }
+    });
     return most;
   }
 
@@ -230,7 +219,6 @@ class ChunkTransform {
   // Writes transformed rows times `factor`, as E4M3, in place of those that multiply() read. load()
   // returns them.
   __device__ __forceinline__ void store(const Ring<T>& slots, float factor, Tiles& y) const {
-    finish_pairs(y);
     const uint32_t lane = threadIdx.x % 32, c = lane % 4;
     const uint32_t to = slots.warp_chunk() + c * 512 + lane / 4 * 4;
     // Tiles of a warp's segments lie in different banks.
@@ -238,27 +226,22 @@ class ChunkTransform {
       ptx::store_shared(to + tile / 4 * 128 + ((tile % 4 ^ c) * 32),
                         to_e4m3(x[0], x[1], x[2], x[3]));
     };
-    if (size_ > kTileColumns) {
+    with_log2_tiles([&](auto log2_tiles) {
+      constexpr int kLog2Tiles = decltype(log2_tiles)::value;
+      finish_pairs<kLog2Tiles>(y);
 #pragma unroll
       for (int tile = 0; tile < kTiles; tile += 2) {
-        float sum[kLaneColumns], difference[kLaneColumns];
+        float first[kLaneColumns], second[kLaneColumns];
 #pragma unroll
         for (int n = 0; n < kLaneColumns; ++n) {
           const float a = y[tile][n] * factor, b = y[tile + 1][n];
-          sum[n] = fmaf(b, factor, a);
-          difference[n] = fmaf(-b, factor, a);
+          first[n] = kLog2Tiles > 0 ? fmaf(b, factor, a) : a;
+          second[n] = kLog2Tiles > 0 ? fmaf(-b, factor, a) : b * factor;
         }
-        write(tile, sum);
-        write(tile + 1, difference);
+        write(tile, first);
+        write(tile + 1, second);
       }
-    } else {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (float& each : y[tile]) each *= factor;
-        write(tile, y[tile]);
-      }
-    }
+    });
     __syncwarp();
   }
 
@@ -272,12 +255,23 @@ class ChunkTransform {
   }
 
  private:
-  // The matrix of size / kTileColumns but for the sums and differences of neighbouring tiles, which
-  // those that follow make.
-  __device__ __forceinline__ void finish_pairs(Tiles& y) const {
+  // Calls use() with log2_tiles_ as a constant.
+  template <class Use>
+  __device__ __forceinline__ void with_log2_tiles(Use use) const {
+    switch (log2_tiles_) {
+      case 0: return use(std::integral_constant<int, 0>());
+      case 1: return use(std::integral_constant<int, 1>());
+      case 2: return use(std::integral_constant<int, 2>());
+      default: return use(std::integral_constant<int, 3>());
+    }
+  }
+
+  // The matrix of 2^kLog2Tiles but for the sums and differences of neighbouring tiles, which those
+  // that follow make.
+  template <int kLog2Tiles>
+  static __device__ __forceinline__ void finish_pairs(Tiles& y) {
 #pragma unroll
-    for (int step = 2; step < kTiles; step *= 2) {
-      if (size_ <= step * kTileColumns) break;
+    for (int step = 2; step < 1 << kLog2Tiles; step *= 2) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         if (tile & step) continue;
@@ -301,7 +295,8 @@ class ChunkTransform {
   }
 
   const bool rotates_;
-  const int32_t size_, columns_;  // columns that are rotated together; of a row's lanes
+  const int32_t columns_;  // of a row's lanes
+  int32_t log2_tiles_;     // that are rotated together
   int32_t log2_scale_;
   float rest_;
   uint32_t matrix_[2][2][4];

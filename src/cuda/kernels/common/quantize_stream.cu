@@ -15,16 +15,21 @@ namespace {
 
 using namespace quantize;
 
-// The warps of a cluster exchange their maxima of a block. Each CTA has two sets of them: a warp
-// that sends those of block n + 2 has received all of n + 1, whose senders have read those of n.
+// The CTAs of a cluster exchange their maxima of a block: warps store theirs in the CTA, and its
+// first warp sends the largest to all CTAs. There are two sets of each: who sends block n + 2 has
+// received n + 1, whose senders have read n.
 class Exchange {
  public:
   __device__ __forceinline__ explicit Exchange(int32_t log2_ctas)
       : base_(ptx::shared_address(ptx::dynamic_shared())),
         ctas_(1 << log2_ctas),
-        warps_(static_cast<int32_t>(blockDim.x) / 32) {
+        warps_(static_cast<int32_t>(blockDim.x) / 32),
+        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0)) {
     if (threadIdx.x == 0) {
-      for (int n = 0; n < 2; ++n) ptx::mbarrier_init(barrier(n), ctas_ == 1 ? warps_ : 1);
+      for (int n = 0; n < 2; ++n) {
+        ptx::mbarrier_init(warp_barrier(n), warps_);
+        ptx::mbarrier_init(cta_barrier(n), 1);
+      }
       if (ctas_ > 1) ptx::fence_mbarrier_init();
     }
     if (ctas_ > 1) {
@@ -38,46 +43,51 @@ class Exchange {
   // x, not negative: of this thread, for block n.
   __device__ __forceinline__ void send(int32_t n, float x) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32;
-    const uint32_t bits =
-        static_cast<uint32_t>(__reduce_max_sync(~0u, static_cast<int>(__float_as_uint(x))));
-    if (ctas_ == 1) {
-      if (lane != 0) return;
-      ptx::store_shared(maxima(n) + warp * 4, bits);
-      return ptx::mbarrier_arrive(barrier(n));
+    const int bits = __reduce_max_sync(~0u, __float_as_int(x));
+    if (lane == 0) {
+      ptx::store_shared(warp_maxima(n) + warp_ * 4, static_cast<uint32_t>(bits));
+      ptx::mbarrier_arrive(warp_barrier(n));
     }
-    const int32_t all = ctas_ * warps_;
-    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(n), all * 4);
+    if (ctas_ == 1 || warp_ > 0) return;
+    ptx::mbarrier_wait(warp_barrier(n), n >> 1 & 1);
+    const uint32_t most = largest(warp_maxima(n), warps_);
+    if (lane == 0) ptx::mbarrier_arrive_expect_tx(cta_barrier(n), ctas_ * 4);
     if (lane >= ctas_) return;
-    const uint32_t own = maxima(n) + (ptx::cluster_rank() * warps_ + warp) * 4;
-    ptx::st_async(ptx::mapa(own, lane), bits, ptx::mapa(barrier(n), lane));
+    const uint32_t own = cta_maxima(n) + ptx::cluster_rank() * 4;
+    ptx::st_async(ptx::mapa(own, lane), most, ptx::mapa(cta_barrier(n), lane));
   }
 
   // The largest number of all threads of the cluster for block n.
   __device__ __forceinline__ float receive(int32_t n) const {
-    const int32_t all = ctas_ * warps_;
     if (ctas_ == 1) {
-      ptx::mbarrier_wait(barrier(n), n >> 1 & 1);
-    } else {
-      ptx::mbarrier_wait_cluster(barrier(n), n >> 1 & 1);
+      ptx::mbarrier_wait(warp_barrier(n), n >> 1 & 1);
+      return __uint_as_float(largest(warp_maxima(n), warps_));
     }
-    int most = 0;
-#pragma unroll 1
-    for (int32_t each = static_cast<int32_t>(threadIdx.x) % 32; each < all; each += 32) {
-      most = max(most, static_cast<int>(ptx::load_shared(maxima(n) + each * 4)));
-    }
-    return __int_as_float(__reduce_max_sync(~0u, most));
+    ptx::mbarrier_wait_cluster(cta_barrier(n), n >> 1 & 1);
+    return __uint_as_float(largest(cta_maxima(n), ctas_));
   }
 
  private:
-  __device__ __forceinline__ uint32_t barrier(int32_t n) const { return base_ + (n & 1) * 8; }
-  __device__ __forceinline__ uint32_t maxima(int32_t n) const {
-    return base_ + kExchangeBarrierBytes + (n & 1) * ctas_ * warps_ * 4;
+  static __device__ __forceinline__ uint32_t largest(uint32_t maxima, int32_t count) {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
+    const int own = lane < count ? static_cast<int>(ptx::load_shared(maxima + lane * 4)) : 0;
+    return static_cast<uint32_t>(__reduce_max_sync(~0u, own));
+  }
+  __device__ __forceinline__ uint32_t warp_barrier(int32_t n) const { return base_ + (n & 1) * 8; }
+  __device__ __forceinline__ uint32_t cta_barrier(int32_t n) const {
+    return base_ + 16 + (n & 1) * 8;
+  }
+  __device__ __forceinline__ uint32_t warp_maxima(int32_t n) const {
+    return base_ + kExchangeBarrierBytes + (n & 1) * 4 * kMaxCtas;
+  }
+  __device__ __forceinline__ uint32_t cta_maxima(int32_t n) const {
+    return base_ + kExchangeBarrierBytes + (2 + (n & 1)) * 4 * kMaxCtas;
   }
 
   const uint32_t base_;
-  const int32_t ctas_, warps_;
+  const int32_t ctas_, warps_, warp_;
 };
+static_assert(kMaxThreads / 32 <= kMaxCtas && kMaxCtas <= 32, "a lane for each maximum");
 
 // Rows that are transformed at once: as many as registers allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -169,7 +179,7 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       if (task.subtracts || (x.is_q && args.lse_shift)) {
         // Three tables in turns: this one was last read before block n - 2 was sent, which this warp
         // has received.
-        task.mean = control + stream.mean_offset + n % 3 * stream.mean_bytes;
+        task.mean = control + kExchangeBytes + n % 3 * stream.mean_bytes;
         if (threadIdx.x < 32) {
           const int32_t column = static_cast<int32_t>(threadIdx.x) * kVector;
           float mean[kVector];
