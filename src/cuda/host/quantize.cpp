@@ -46,6 +46,14 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
   }
   QuantizeStream& stream = p.stream;
   stream.log2_ctas = log2_ctas;
+  const int32_t maxima = threads / 32 + (log2_ctas > 0 ? 1 << log2_ctas : 0);
+  stream.mean_offset =
+      static_cast<int32_t>(ceil_div(kExchangeBarrierBytes + 2 * 4 * maxima, 16) * 16);
+  // At least 64 columns, as the kernel loads pairs of 32.
+  stream.mean_bytes =
+      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
+  stream.control_bytes =
+      static_cast<int32_t>(ceil_div(stream.mean_offset + 3 * stream.mean_bytes, 128) * 128);
   return chunks;
 }
 
@@ -70,11 +78,6 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
   const bool transforms = p.args.transform != 0 || p.args.lse_shift;
-  // At least 64 columns, as quantize_stream_kernel loads pairs of 32.
-  p.stream.mean_bytes =
-      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
-  p.stream.control_bytes =
-      static_cast<int32_t>(ceil_div(kExchangeBytes + 3 * p.stream.mean_bytes, 128) * 128);
   // Tensor cores transform 32 columns at once.
   if (transforms && p.problem.dim_qk < 32) return launch;
   const int32_t most_ctas = log2_floor(limits.max_ctas);
@@ -85,8 +88,8 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     return StreamLaunch{kernel, clusters << p.stream.log2_ctas, threads,
                         static_cast<int32_t>(bytes)};
   };
-  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, or one with transforms, whose
-  // clusters wait longer for each other; else the most.
+  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, or one with transforms,
+  // whose clusters wait longer for each other; else the most.
   for (int32_t log2_ctas = 0; log2_ctas <= most_ctas; ++log2_ctas) {
     int64_t share = 0;
     for (const QuantizeOperand& x : p.operands) {
@@ -98,7 +101,8 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     for (const bool two : {true, false}) {
       if (!two && !last && !transforms) break;
       // Registers allow two CTAs with transforms half of the threads each.
-      const int32_t most_threads = transforms && two ? kMaxThreads / 2 : kMaxThreads;
+      const int32_t most_threads =
+          transforms && two ? limits.stream_threads / 2 : limits.stream_threads;
       // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
       const int32_t rows = transforms && share > 16384 ? 8 : 16;
       int32_t threads = 32;
@@ -115,7 +119,7 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
       int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
       if (log2_ctas == 0) {
         // As many as shared memory and registers allow.
-        const int32_t by_threads = (transforms ? kMaxThreads : 2 * kMaxThreads) / threads;
+        const int32_t by_threads = (transforms ? 1 : 2) * limits.stream_threads / threads;
         clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
                    limits.multiprocessors;
       }
@@ -125,15 +129,14 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   for (int32_t threads = kMaxThreadsOfSome; threads >= 64; threads /= 2) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
-    const int64_t fit =
-        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
+    const int64_t fit = (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
     const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
     if (kept < kAheadChunks) continue;
     p.stream.ahead_chunks = kAheadChunks;
-    return run(of.some, kept, threads,
-               p.stream.control_bytes +
-                   (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
-               limits.clusters_of_wholes[most_ctas]);
+    return run(
+        of.some, kept, threads,
+        p.stream.control_bytes + (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+        limits.clusters_of_wholes[most_ctas]);
   }
   return launch;
 }
@@ -159,13 +162,17 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
     if (error == cudaSuccess) error = next;
   };
   limits->max_ctas = kMaxCtas;
+  limits->stream_threads = kMaxThreads;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
-    for (const QuantizeKernel each : {quantize_any_kernel(dtype), k_mean_kernel(dtype), stream.plain,
-                                      stream.transforms, stream.some}) {
+    for (const QuantizeKernel each : {quantize_any_kernel(dtype), k_mean_kernel(dtype),
+                                      stream.plain, stream.transforms, stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
+      if (each == stream.plain || each == stream.transforms) {
+        limits->stream_threads = std::min(limits->stream_threads, attributes.maxThreadsPerBlock);
+      }
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 limits->shared_bytes));
       // Code compiled from older PTX cannot run in clusters.
@@ -182,7 +189,7 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
       reinterpret_cast<const void*>(quantize_stream_kernels(FLASHATTN_DTYPE_BF16).plain);
   for (int32_t n = 0; n < 5; ++n) {
     const auto clusters = [&](int32_t bytes) {
-      return n == 0 ? 0 : active_clusters(kernel, 1 << n, kMaxThreads, bytes);
+      return n == 0 ? 0 : active_clusters(kernel, 1 << n, limits->stream_threads, bytes);
     };
     limits->clusters_of_halves[n] = clusters(shared_of_two(*limits));
     limits->clusters_of_wholes[n] = clusters(limits->shared_bytes);

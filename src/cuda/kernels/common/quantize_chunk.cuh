@@ -21,22 +21,20 @@ class ChunkTransform {
   using Tiles = float[kTiles][kLaneColumns];
 
   __device__ __forceinline__ explicit ChunkTransform(const QuantizeParams& params)
-      : rotates_(params.args.transform & FLASHATTN_TRANSFORM_ROTATE),
-        columns_(kVector << params.operands[1].log2_lanes) {
+      : columns_(kVector << params.operands[1].log2_lanes) {
+    if (params.args.transform & FLASHATTN_TRANSFORM_ROTATE) {
+      log2_size_ = __ffs(params.problem.dim_qk) - 1;
+    }
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, g = lane / 4, c = lane % 4;
-    const int32_t log2_size = rotates_ ? __ffs(params.problem.dim_qk) - 1 : 0;
-    log2_tiles_ = max(log2_size - 5, 0);
-    log2_scale_ = log2_size / 2;
-    rest_ = log2_size % 2 ? 0.70710678f : 1.0f;
-    const uint32_t one = std::is_same_v<T, __half> ? (15u - log2_scale_) << 10
-                                                   : (127u - log2_scale_) << 7;
-    // Operand a of tile half t and k-step s: its rows g and g + 8 are columns 4 g + 2 t and the next
-    // of the result; a word has columns 8 c + 4 s + 2 p and the next of the matrix.
+    const uint32_t one =
+        std::is_same_v<T, __half> ? (15u - log2_scale()) << 10 : (127u - log2_scale()) << 7;
+    // Operand a of tile half t and k-step s: its rows g and g + 8 are columns 4 g + 2 t and the
+    // next of the result; a word has columns 8 c + 4 s + 2 p and the next of the matrix.
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
       const int t = n / 8, s = n / 4 % 2, p = n / 2 % 2, h = n % 2;
       uint32_t word;
-      if (rotates_) {
+      if (rotates()) {
         const uint32_t sign = (__popc(g & (2 * c + s)) + t * p) & 1 ? 0x8000u : 0u;
         word = (one | sign) * 0x10001u ^ (h ? 0x80000000u : 0u);
       } else {
@@ -47,7 +45,7 @@ class ChunkTransform {
     }
 #pragma unroll
     for (int j = 0; j < kTiles / 2; ++j) {
-      if (!rotates_) continue;
+      if (!rotates()) continue;
       const uint32_t signs = rotation_signs(
           params.args, ((2 * j + g % 2) * kTileColumns + c * kVector) & (columns_ - 1));
 #pragma unroll
@@ -58,7 +56,7 @@ class ChunkTransform {
   }
 
   // What transformed numbers must be multiplied by.
-  __device__ __forceinline__ float rest() const { return rest_; }
+  __device__ __forceinline__ float rest() const { return log2_size_ % 2 ? 0.70710678f : 1.0f; }
 
   // Tiles times the matrix of kTileColumns; kMean: minus the mean in `table` times it. Begins
   // and ends with a barrier of the warp, whose lanes read slots of each other.
@@ -120,16 +118,16 @@ class ChunkTransform {
     return most;
   }
 
-  // Minus the mean times the matrix of kTileColumns, for multiply() and mean_product(): by one warp.
-  // A lane has columns lane * kVector and on.
+  // Minus the mean times the matrix of kTileColumns, for multiply() and mean_product(): by one
+  // warp. A lane has columns lane * kVector and on.
   __device__ __forceinline__ void store_mean(const QuantizeArgs& args, float (&mean)[kVector],
                                              uint32_t table) const {
     const int32_t column = static_cast<int32_t>(threadIdx.x) % 32 * kVector;
-    const uint32_t signs = rotates_ ? rotation_signs(args, column) : 0;
-    const float scale = __int_as_float((127 - log2_scale_) << 23);
+    const uint32_t signs = rotates() ? rotation_signs(args, column) : 0;
+    const float scale = __int_as_float((127 - log2_scale()) << 23);
 #pragma unroll
     for (int n = 0; n < kVector; ++n) mean[n] *= signs >> n & 1 ? scale : -scale;
-    if (rotates_) {
+    if (rotates()) {
       hadamard<true>(mean, kVector);
       hadamard_lanes(mean, 1);
       hadamard_lanes(mean, 2);
@@ -177,8 +175,9 @@ class ChunkTransform {
     for (int32_t step = 1; step * kTileColumns < columns_; step *= 2) {
       sum[0] += __shfl_xor_sync(~0u, sum[0], step * 4);
     }
-    return rotates_ ? sum[0] * __int_as_float((127 + 2 * log2_scale_) << 23) * (-1.0f / kTileColumns)
-                    : -sum[0];
+    return rotates()
+               ? sum[0] * __int_as_float((127 + 2 * log2_scale()) << 23) * (-1.0f / kTileColumns)
+               : -sum[0];
   }
 
   // The thread, of those of the warp, whose rows have tile lane / 4 of each segment.
@@ -198,31 +197,13 @@ class ChunkTransform {
     }
   }
 
-  // The largest finite magnitude.
-  static __device__ __forceinline__ float largest(const Tiles& y) {
-    float most = 0;
-#pragma unroll
-    for (const auto& tile : y) {
-#pragma unroll
-      for (const float each : tile) most = fmaxf(most, fabsf(each));
-    }
-    if (most <= FLT_MAX) return most;  // NaN is passed over
-    most = 0;
-#pragma unroll
-    for (const auto& tile : y) {
-#pragma unroll
-      for (const float each : tile) most = fabsf(each) <= FLT_MAX ? fmaxf(most, fabsf(each)) : most;
-    }
-    return most;
-  }
-
   // Writes transformed rows times `factor`, as E4M3, in place of those that multiply() read. load()
   // returns them.
   __device__ __forceinline__ void store(const Ring<T>& slots, float factor, Tiles& y) const {
     const uint32_t lane = threadIdx.x % 32, c = lane % 4;
     const uint32_t to = slots.warp_chunk() + c * 512 + lane / 4 * 4;
     // Tiles of a warp's segments lie in different banks.
-    const auto write = [&](int tile, const float(&x)[kLaneColumns]) {
+    const auto write = [&](int tile, const float (&x)[kLaneColumns]) {
       ptx::store_shared(to + tile / 4 * 128 + ((tile % 4 ^ c) * 32),
                         to_e4m3(x[0], x[1], x[2], x[3]));
     };
@@ -248,21 +229,24 @@ class ChunkTransform {
   // The columns of this lane in its row of a segment.
   static __device__ __forceinline__ uint2 load(const Ring<T>& slots, uint32_t segment) {
     const uint32_t lane = threadIdx.x % 32;
-    const uint64_t both =
-        ptx::load_shared_8(slots.warp_chunk() + segment * 512 + lane / 16 * 128 +
-                           ((lane / 4 % 4 ^ segment) * 32) + lane % 4 * 8);
+    const uint64_t both = ptx::load_shared_8(slots.warp_chunk() + segment * 512 + lane / 16 * 128 +
+                                             ((lane / 4 % 4 ^ segment) * 32) + lane % 4 * 8);
     return {static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)};
   }
 
  private:
-  // Calls use() with log2_tiles_ as a constant.
+  __device__ __forceinline__ bool rotates() const { return log2_size_ > 0; }
+  // The matrix of kTileColumns is that of +-1 times 2^-log2_scale().
+  __device__ __forceinline__ int32_t log2_scale() const { return log2_size_ / 2; }
+
+  // Calls use() with a constant, the log2 of the tiles that are rotated together.
   template <class Use>
   __device__ __forceinline__ void with_log2_tiles(Use use) const {
-    switch (log2_tiles_) {
-      case 0: return use(std::integral_constant<int, 0>());
-      case 1: return use(std::integral_constant<int, 1>());
-      case 2: return use(std::integral_constant<int, 2>());
-      default: return use(std::integral_constant<int, 3>());
+    switch (log2_size_) {
+      case 8: return use(std::integral_constant<int, 3>());
+      case 7: return use(std::integral_constant<int, 2>());
+      case 6: return use(std::integral_constant<int, 1>());
+      default: return use(std::integral_constant<int, 0>());
     }
   }
 
@@ -294,11 +278,8 @@ class ChunkTransform {
     ptx::load_shared(d, mean_at(table, pairs > 1 ? j & (pairs - 1) : 0, t, threadIdx.x % 32 / 4));
   }
 
-  const bool rotates_;
   const int32_t columns_;  // of a row's lanes
-  int32_t log2_tiles_;     // that are rotated together
-  int32_t log2_scale_;
-  float rest_;
+  int32_t log2_size_ = 0;  // of the matrix; 0: no rotation
   uint32_t matrix_[2][2][4];
   // Which elements of operand b are negated: those of word n have bits 15 - n and 31 - n.
   uint32_t signs_ = 0;

@@ -220,16 +220,18 @@ class Loads {
 template <class T>
 __device__ __forceinline__ float largest(const Ring<T>& slots) {
   if constexpr (sizeof(T) == 2) {
-    uint32_t pair = 0;
+    uint32_t pairs[4] = {};  // independent chains
 #pragma unroll
     for (int row = 0; row < kChunk; ++row) {
-      const int4 words = ptx::load_shared_16(slots.at(row, 0));
-      pair = ptx::max_with_abs<T>(pair, static_cast<uint32_t>(words.x));
-      pair = ptx::max_with_abs<T>(pair, static_cast<uint32_t>(words.y));
-      pair = ptx::max_with_abs<T>(pair, static_cast<uint32_t>(words.z));
-      pair = ptx::max_with_abs<T>(pair, static_cast<uint32_t>(words.w));
+      const int4 four = ptx::load_shared_16(slots.at(row, 0));
+      const int32_t words[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        pairs[n] = ptx::max_with_abs<T>(pairs[n], static_cast<uint32_t>(words[n]));
+      }
     }
-    const float2 two = ptx::unpack<T>(pair);
+    const float2 two = ptx::unpack<T>(ptx::max_with_abs<T>(
+        ptx::max_with_abs<T>(pairs[0], pairs[1]), ptx::max_with_abs<T>(pairs[2], pairs[3])));
     const float most = fmaxf(two.x, two.y);
     if (most <= FLT_MAX) return most;
   }

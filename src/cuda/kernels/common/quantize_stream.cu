@@ -78,22 +78,22 @@ class Exchange {
     return base_ + 16 + (n & 1) * 8;
   }
   __device__ __forceinline__ uint32_t warp_maxima(int32_t n) const {
-    return base_ + kExchangeBarrierBytes + (n & 1) * 4 * kMaxCtas;
+    return base_ + kExchangeBarrierBytes + (n & 1) * 4 * warps_;
   }
   __device__ __forceinline__ uint32_t cta_maxima(int32_t n) const {
-    return base_ + kExchangeBarrierBytes + (2 + (n & 1)) * 4 * kMaxCtas;
+    return base_ + kExchangeBarrierBytes + 4 * (2 * warps_ + (n & 1) * ctas_);
   }
 
   const uint32_t base_;
   const int32_t ctas_, warps_, warp_;
 };
-static_assert(kMaxThreads / 32 <= kMaxCtas && kMaxCtas <= 32, "a lane for each maximum");
+static_assert(kMaxThreads / 32 <= 32 && kMaxCtas <= 32, "a lane for each maximum");
 
-// Rows that are transformed at once: as many as registers allow.
+// Threads of a CTA at most, and rows that are transformed at once: as many as registers allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int kAtOnce = 1;
+constexpr int kStreamThreads = kMaxThreads / 2, kAtOnce = 1;
 #else
-constexpr int kAtOnce = 2;
+constexpr int kStreamThreads = kMaxThreads, kAtOnce = 2;
 #endif
 
 // Where a block lies, as it was loaded, from its loads to its stores.
@@ -107,15 +107,15 @@ struct NoTransform {
   __device__ explicit NoTransform(const QuantizeParams&) {}
 };
 
-// What becomes of the rows of a block. mean: where the mean of k lies in shared memory; 0: it is not
-// needed.
+// What becomes of the rows of a block. mean: where the mean of k lies in shared memory; 0: it is
+// not needed.
 struct Task {
   bool transforms = false, subtracts = false;
   uint32_t mean = 0;
 };
 
 template <class T, bool kTransforms, Kept kKept>
-__global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMaxThreads,
+__global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kStreamThreads,
                                   kTransforms ? 1 : 2)
     quantize_stream_kernel(const __grid_constant__ QuantizeParams params) {
   if constexpr (!kHasClusters) return;
@@ -177,9 +177,9 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       task.transforms = rotates || task.subtracts;
       task.mean = 0;
       if (task.subtracts || (x.is_q && args.lse_shift)) {
-        // Three tables in turns: this one was last read before block n - 2 was sent, which this warp
-        // has received.
-        task.mean = control + kExchangeBytes + n % 3 * stream.mean_bytes;
+        // Three tables in turns: this one was last read before block n - 2 was sent, which this
+        // warp has received.
+        task.mean = control + stream.mean_offset + n % 3 * stream.mean_bytes;
         if (threadIdx.x < 32) {
           const int32_t column = static_cast<int32_t>(threadIdx.x) * kVector;
           float mean[kVector];
@@ -199,14 +199,16 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
       rows.start(x, block, {args.lse_shift, layout.batch_stride, layout.head_stride, 1}, 4, thread);
     }
     const bool shifts = kTransforms && x.is_q && task.mean;
+    float amax = 0, factor = 0;
+    int32_t chunk = 0;
     const auto receive = [&] {
       const float descale = descale_of(exchange.receive(n - 1), ptx::kMaxE4m3);
       if (descale_at) *descale_at = descale;
-      return 1 / descale;
+      factor = 1 / descale;
     };
-    float amax = 0, factor = 0;
-    int32_t chunk = 0;
-    for (; chunk < chunks || !stores.ended(); ++chunk) {
+    // Looks for the largest magnitude in a chunk of this block.
+    const auto see_chunk = [&] {
+      if (!kAgain && chunk >= chunks) return;
       if (ahead == kAheadChunks) {
         ptx::cp_async_wait<kAheadChunks - 1>();
       } else {
@@ -261,7 +263,10 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
         }
         if (kTransforms) rows.next_chunk();
       }
-      if (n > 0 && chunk == 0) factor = receive();
+    };
+    // Writes a chunk of the block before.
+    const auto store_chunk = [&] {
+      if (n > 0 && chunk == 0) receive();
       if (!stores.ended()) {
         const bool again = kAgain && chunk >= stream.kept_chunks;
         const Ring<T> from = again ? written_again : written;
@@ -309,6 +314,13 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kMa
           written.next_chunk();
         }
       }
+    };
+    for (; chunk < chunks || !stores.ended(); ++chunk) {
+      // Tensor cores work while the first chunk's stores wait for other CTAs. Otherwise loads have
+      // more time if stores come first.
+      if (kTransforms) see_chunk();
+      store_chunk();
+      if (!kTransforms) see_chunk();
       if (chunk < chunks) {
         if (kAgain && chunk < stream.kept_chunks) {
           kept.copy(loaded);
