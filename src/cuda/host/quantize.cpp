@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cuda/host/launch.h"
-#include "cuda/host/preload.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -150,8 +149,9 @@ cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits, cudaStr
   while (ctas < std::min(kMeanCtas, limits.max_ctas) && int64_t{ctas} * threads < lanes) ctas *= 2;
   p.mean_ctas = ctas;
   const dim3 grid(static_cast<unsigned>(p.problem.heads_kv * p.args.shape.batch * ctas));
-  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, sizeof(MeanStorage), p, stream,
-                       ctas);
+  const size_t unused = (kMeanCtas - ctas) * sizeof(MeanStorage::cta_sums[0]);
+  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads,
+                       static_cast<int>(sizeof(MeanStorage) - unused), p, stream, ctas);
 }
 
 }  // namespace
