@@ -219,6 +219,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   }
   std::memset(attributes, 0, sizeof *attributes);
   attributes->numRegs = 255;
+  attributes->maxThreadsPerBlock = 1024;
   attributes->ptxVersion = emulator::compute_capability();
   return cudaSuccess;
 }

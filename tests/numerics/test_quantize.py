@@ -158,6 +158,11 @@ def cases():
     for n, dtype in enumerate(("f32", "f16", "bf16")):
         yield Case(batch=1, seqlen_q=300, seqlen_kv=700, heads_q=3, heads_kv=1,
                    dim_qk=(64, 128, 256)[n], dtype=dtype), capi.SMOOTH_K | capi.ROTATE
+    # Heads of one, three and six tiles of 32 columns, and of a part of one.
+    for n, dim in enumerate((32, 96, 192)):
+        yield BASE.replace(dim_qk=dim, dim_v=64, dtype=("bf16", "f16")[n % 2]), \
+            capi.SMOOTH_K | capi.ROTATE
+    yield BASE.replace(dim_qk=80, dim_v=64), capi.SMOOTH_K
     yield BASE.replace(cu_q=[70, 0, 33], cu_kv=[90, 257, 0], descale_block=64), capi.SMOOTH_K
     yield BASE.replace(lens_q=[3, 70], lens_kv=[150, 0], descale_block=64), capi.SMOOTH_K
     yield BASE.replace(starts_kv=[0, 77], descale_block=64), capi.SMOOTH_K | capi.ROTATE
@@ -193,16 +198,25 @@ def test_numbers(device, case, transform):
 
 
 def same_as_on_the_cpu(got, wanted):
-    """Every bit, as sums of doubles hardly ever round to another mean."""
+    """Every bit, as sums of doubles hardly ever round to another mean; but Hopper transforms 16
+    bits on tensor cores, whose sums may round to another last bit of fp32."""
+    transformed_16 = got.transform and got.case.dtype != "f32"
     for name in got.x:
         for a, b in zip(got.x[name], wanted.x[name]):
-            np.testing.assert_array_equal(a, b, name)
-        np.testing.assert_array_equal(got.descales[name], wanted.descales[name])
+            if transformed_16 and name != "v":
+                differ = a != b
+                assert differ.sum() <= 1 + 1e-3 * differ.size, name
+                np.testing.assert_allclose(a[differ], b[differ], rtol=0.126, atol=2.0 ** -9)
+            else:
+                np.testing.assert_array_equal(a, b, name)
+        np.testing.assert_allclose(got.descales[name], wanted.descales[name],
+                                   rtol=1e-6 if transformed_16 and name != "v" else 0)
     if got.k_mean is not None:
         np.testing.assert_array_equal(got.k_mean, wanted.k_mean)
     if got.lse_shift is not None:
+        slack = 2e-6 if transformed_16 else 0
         for a, b in zip(got.lse_shift, wanted.lse_shift):
-            np.testing.assert_array_equal(a, b)
+            np.testing.assert_allclose(a, b, rtol=slack, atol=slack)
 
 
 def test_rows_at_odd_places(device):

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "cuda/host/launch.h"
-#include "cuda/host/preload.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -44,9 +43,16 @@ int64_t cut_blocks(QuantizeParams& p, int32_t log2_ctas, int32_t threads) {
     chunks =
         std::max(chunks, ceil_div(tokens, kChunk << x.log2_tokens) * (x.heads >> x.log2_inner));
   }
-  p.stream.log2_ctas = log2_ctas;
-  p.stream.control_bytes = static_cast<int32_t>(
-      ceil_div(kExchangeBarrierBytes + 2 * 4 * (threads / 32 << log2_ctas), 128) * 128);
+  QuantizeStream& stream = p.stream;
+  stream.log2_ctas = log2_ctas;
+  const int32_t maxima = threads / 32 + (log2_ctas > 0 ? 1 << log2_ctas : 0);
+  stream.mean_offset =
+      static_cast<int32_t>(ceil_div(kExchangeBarrierBytes + 2 * 4 * maxima, 16) * 16);
+  // At least 64 columns, as the kernel loads pairs of 32.
+  stream.mean_bytes =
+      p.args.k_mean.data ? std::max((4 * kVector) << p.operands[1].log2_lanes, 256) : 0;
+  stream.control_bytes =
+      static_cast<int32_t>(ceil_div(stream.mean_offset + 3 * stream.mean_bytes, 128) * 128);
   return chunks;
 }
 
@@ -70,8 +76,9 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
   p.stream.per_kv_head = FastDivmod::of(p.problem.heads_kv);
   const QuantizeStreamKernels of = quantize_stream_kernels(p.args.dtype);
   const int32_t slot_bytes = kVector * dtype_size(p.args.dtype);
-  const bool in_fp32 = p.args.transform != 0 || p.args.lse_shift;
-  const int32_t kept_bytes = in_fp32 ? kVector * 4 : slot_bytes;
+  const bool transforms = p.args.transform != 0 || p.args.lse_shift;
+  // Tensor cores transform 32 columns at once.
+  if (transforms && p.problem.dim_qk < 32) return launch;
   const int32_t most_ctas = log2_floor(limits.max_ctas);
   const auto run = [&](QuantizeKernel kernel, int64_t kept_chunks, int32_t threads, int64_t bytes,
                        int64_t clusters) {
@@ -80,7 +87,8 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     return StreamLaunch{kernel, clusters << p.stream.log2_ctas, threads,
                         static_cast<int32_t>(bytes)};
   };
-  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, else the most.
+  // CTAs of a cluster: the fewest of which two fit on a multiprocessor, or one with transforms,
+  // whose clusters wait longer for each other; else the most.
   for (int32_t log2_ctas = 0; log2_ctas <= most_ctas; ++log2_ctas) {
     int64_t share = 0;
     for (const QuantizeOperand& x : p.operands) {
@@ -89,35 +97,45 @@ StreamLaunch plan_stream(QuantizeParams& p, const QuantizeLimits& limits) {
     }
     const bool last = log2_ctas == most_ctas;
     if (!last && share > kLeastShare && blocks << log2_ctas < limits.multiprocessors) continue;
-    // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
-    const int32_t rows = in_fp32 && share > 16384 ? 8 : 16;
-    int32_t threads = 32;
-    while (threads < kMaxThreads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
-    const int64_t chunks = cut_blocks(p, log2_ctas, threads);
-    const int64_t bytes = p.stream.control_bytes +
-                          (kAheadChunks * slot_bytes + chunks * kept_bytes) * kChunk * threads;
-    const bool two = bytes <= shared_of_two(limits);
-    if (!two && (!last || bytes > limits.shared_bytes)) continue;
-    int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
-    if (log2_ctas == 0) {
-      // As many as shared memory and registers allow.
-      const int32_t by_threads = (in_fp32 ? kMaxThreads : 2 * kMaxThreads) / threads;
-      clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
-                 limits.multiprocessors;
+    for (const bool two : {true, false}) {
+      if (!two && !last && !transforms) break;
+      // Registers allow two CTAs with transforms half of the threads each.
+      const int32_t most_threads =
+          transforms && two ? limits.stream_threads / 2 : limits.stream_threads;
+      // Rows of a thread: fewer do not pay for the begin of a block, unless more leave few threads.
+      const int32_t rows = transforms && share > 16384 ? 8 : 16;
+      int32_t threads = 32;
+      while (threads < most_threads && int64_t{threads} * rows * slot_bytes < share) threads *= 2;
+      const int64_t chunks = cut_blocks(p, log2_ctas, threads);
+      const int64_t most_bytes = two ? shared_of_two(limits) : limits.shared_bytes;
+      const auto bytes_with = [&](int32_t ahead) {
+        p.stream.ahead_chunks = ahead;
+        return p.stream.control_bytes + (ahead + chunks) * slot_bytes * kChunk * threads;
+      };
+      int64_t bytes = bytes_with(kAheadChunks);
+      if (transforms && bytes > most_bytes) bytes = bytes_with(kFewAheadChunks);
+      if (bytes > most_bytes) continue;
+      int64_t clusters = (two ? limits.clusters_of_halves : limits.clusters_of_wholes)[log2_ctas];
+      if (log2_ctas == 0) {
+        // As many as shared memory and registers allow.
+        const int32_t by_threads = (transforms ? 1 : 2) * limits.stream_threads / threads;
+        clusters = std::min<int64_t>((limits.shared_bytes + 1024) / (bytes + 1024), by_threads) *
+                   limits.multiprocessors;
+      }
+      return run(transforms ? of.transforms : of.plain, chunks, threads, bytes, clusters);
     }
-    return run(in_fp32 ? of.transforms : of.plain, chunks, threads, bytes, clusters);
   }
-  for (int32_t threads = kMaxThreads * 2 / dtype_size(p.args.dtype); threads >= 64; threads /= 2) {
+  for (int32_t threads = kMaxThreadsOfSome; threads >= 64; threads /= 2) {
     const int64_t chunks = cut_blocks(p, most_ctas, threads);
     const int64_t chunk_bytes = int64_t{slot_bytes} * kChunk * threads;
-    const int64_t fit =
-        (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunksOfSome;
-    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunksOfSome;
-    if (kept < kAheadChunksOfSome) continue;
-    return run(of.some, kept, threads,
-               p.stream.control_bytes +
-                   (kept + kAheadChunksOfSome * (chunks <= fit ? 1 : 2)) * chunk_bytes,
-               limits.clusters_of_wholes[most_ctas]);
+    const int64_t fit = (limits.shared_bytes - p.stream.control_bytes) / chunk_bytes - kAheadChunks;
+    const int64_t kept = chunks <= fit ? chunks : fit - kAheadChunks;
+    if (kept < kAheadChunks) continue;
+    p.stream.ahead_chunks = kAheadChunks;
+    return run(
+        of.some, kept, threads,
+        p.stream.control_bytes + (kept + kAheadChunks * (chunks <= fit ? 1 : 2)) * chunk_bytes,
+        limits.clusters_of_wholes[most_ctas]);
   }
   return launch;
 }
@@ -131,8 +149,9 @@ cudaError_t launch_mean(QuantizeParams& p, const QuantizeLimits& limits, cudaStr
   while (ctas < std::min(kMeanCtas, limits.max_ctas) && int64_t{ctas} * threads < lanes) ctas *= 2;
   p.mean_ctas = ctas;
   const dim3 grid(static_cast<unsigned>(p.problem.heads_kv * p.args.shape.batch * ctas));
-  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads, sizeof(MeanStorage), p, stream,
-                       ctas);
+  const size_t unused = (kMeanCtas - ctas) * sizeof(MeanStorage::cta_sums[0]);
+  return launch_kernel(k_mean_kernel(p.args.dtype), grid, threads,
+                       static_cast<int>(sizeof(MeanStorage) - unused), p, stream, ctas);
 }
 
 }  // namespace
@@ -143,14 +162,17 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
     if (error == cudaSuccess) error = next;
   };
   limits->max_ctas = kMaxCtas;
+  limits->stream_threads = kMaxThreads;
   for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
     const QuantizeStreamKernels stream = quantize_stream_kernels(dtype);
-    then(preload(k_mean_kernel(dtype)));
-    for (const QuantizeKernel each :
-         {quantize_any_kernel(dtype), stream.plain, stream.transforms, stream.some}) {
+    for (const QuantizeKernel each : {quantize_any_kernel(dtype), k_mean_kernel(dtype),
+                                      stream.plain, stream.transforms, stream.some}) {
       const void* const kernel = reinterpret_cast<const void*>(each);
       cudaFuncAttributes attributes{};
       then(cudaFuncGetAttributes(&attributes, kernel));
+      if (each == stream.plain || each == stream.transforms) {
+        limits->stream_threads = std::min(limits->stream_threads, attributes.maxThreadsPerBlock);
+      }
       then(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 limits->shared_bytes));
       // Code compiled from older PTX cannot run in clusters.
@@ -167,7 +189,7 @@ cudaError_t ready_quantize_kernels(QuantizeLimits* limits) {
       reinterpret_cast<const void*>(quantize_stream_kernels(FLASHATTN_DTYPE_BF16).plain);
   for (int32_t n = 0; n < 5; ++n) {
     const auto clusters = [&](int32_t bytes) {
-      return n == 0 ? 0 : active_clusters(kernel, 1 << n, kMaxThreads, bytes);
+      return n == 0 ? 0 : active_clusters(kernel, 1 << n, limits->stream_threads, bytes);
     };
     limits->clusters_of_halves[n] = clusters(shared_of_two(*limits));
     limits->clusters_of_wholes[n] = clusters(limits->shared_bytes);

@@ -10,7 +10,8 @@ namespace flashattn::cuda {
 // The resources of a device that the kernels may use.
 struct QuantizeLimits {
   int32_t multiprocessors, shared_bytes;
-  int32_t max_ctas;  // CTAs of a cluster
+  int32_t max_ctas;        // CTAs of a cluster
+  int32_t stream_threads;  // of a CTA of quantize_stream_kernel, unless it loads rows again
   // Clusters of 2^n CTAs that run at once, each CTA with half of a multiprocessor or a whole one.
   // 0: no kernel may run in clusters.
   int32_t clusters_of_halves[5], clusters_of_wholes[5];

@@ -1754,8 +1754,9 @@ extern "C" {
     /// Makes 8-bit numbers of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a
     /// descale for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3 or
     /// whose dtype_kv is I8, gives device, heads, dims, layout and descale_block. Needs no workspace. CPU
-    /// and GPU write the same bits, but for the last one of k_mean and lse_shift at times. GPU: one launch,
-    /// and one before it with SMOOTH_K. UNSUPPORTED: PAGED_KV, LATENT_KV.
+    /// and GPU write the same bits, but at times for the last one of k_mean and lse_shift, and of what
+    /// Hopper transforms from 16 bits, on tensor cores. GPU: one launch, and one before it with SMOOTH_K.
+    /// UNSUPPORTED: PAGED_KV, LATENT_KV.
     ///
     /// # Safety
     ///

@@ -32,6 +32,9 @@ struct QuantizeStream {
   int32_t log2_ctas;       // CTAs of a cluster, which share a block
   int32_t kept_chunks;     // of rows of a thread in the largest block
   int32_t control_bytes;   // of shared memory, before the rows
+  int32_t ahead_chunks;    // that a thread loads ahead: 2 or 3
+  int32_t mean_offset;     // in the control bytes: of three tables of the mean of k
+  int32_t mean_bytes;      // of a table
 };
 
 struct QuantizeParams {
@@ -48,15 +51,15 @@ namespace quantize {
 
 constexpr int kVector = 8;  // columns that a thread has
 constexpr int kMaxThreads = 512;
+constexpr int kMaxThreadsOfSome = 256;                   // where blocks are partly loaded again
 constexpr int kAhead = 8;                                // rows that a thread loads ahead
 constexpr int kMaxCtas = 16;                             // CTAs of a cluster
 constexpr int kControlBytes = 256;                       // of shared memory, before the rows
 constexpr int kLog2Chunk = 2, kChunk = 1 << kLog2Chunk;  // rows that a thread moves at a time
-// Chunks that a thread loads ahead; where blocks are partly loaded again, there are two sets.
-constexpr int kAheadChunks = 3, kAheadChunksOfSome = 2;
-constexpr int kExchangeBarrierBytes = 16;
+constexpr int kAheadChunks = 3, kFewAheadChunks = 2;     // that a thread loads ahead
+constexpr int kExchangeBarrierBytes = 32;
 constexpr int kMeanKeys = 64;  // keys that are summed in fp32, as on the CPU
-constexpr int kMeanCtas = 4;   // CTAs of a cluster that share a head
+constexpr int kMeanCtas = 16;  // CTAs of a cluster that share a head
 
 // The shared memory of k_mean_kernel.
 struct MeanStorage {
@@ -69,7 +72,7 @@ struct MeanStorage {
 
 using QuantizeKernel = void (*)(QuantizeParams);
 struct QuantizeStreamKernels {
-  QuantizeKernel plain, transforms, some;  // see Kept
+  QuantizeKernel plain, transforms, some;  // some: see Kept
 };
 // dtype: of the input.
 QuantizeKernel quantize_any_kernel(int32_t dtype);

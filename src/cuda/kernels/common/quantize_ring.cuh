@@ -58,16 +58,17 @@ class BlockWalk {
 // threads are those of 2^log2_inner heads; a thread visits all tokens before other heads.
 class Rows {
  public:
-  // size: bytes of an element.
+  // size: bytes of an element; thread: whose rows.
   __device__ __forceinline__ void start(const QuantizeOperand& x, const BlockTokens& block,
-                                        const flashattn_tensor& array, int32_t size) {
-    const int32_t row = static_cast<int32_t>(threadIdx.x) >> x.log2_lanes;
+                                        const flashattn_tensor& array, int32_t size,
+                                        uint32_t thread) {
+    const int32_t row = static_cast<int32_t>(thread) >> x.log2_lanes;
     const int32_t token = row >> x.log2_inner, head = row - (token << x.log2_inner);
     const int32_t tokens = 1 << x.log2_tokens;
     at_ = tensor_row(array, size, block.b, block.kv_head * x.heads + head, block.first + token) +
-          column(x) * size;
+          column(x, thread) * size;
     step_ = array.stride_seq * size << x.log2_tokens;
-    rows_ = column(x) < x.dim ? (block.count - token + tokens - 1) >> x.log2_tokens : 0;
+    rows_ = column(x, thread) < x.dim ? (block.count - token + tokens - 1) >> x.log2_tokens : 0;
     left_ = rows_;
     inner_chunks_ = chunks_of_head(x, block);
     inner_ = inner_chunks_;
@@ -81,9 +82,9 @@ class Rows {
     return chunks_of_head(x, block) * (x.heads >> x.log2_inner);
   }
 
-  // The first column of this thread.
-  static __device__ __forceinline__ int32_t column(const QuantizeOperand& x) {
-    return (static_cast<int32_t>(threadIdx.x) & ((1 << x.log2_lanes) - 1)) * kVector;
+  // The first column of a thread.
+  static __device__ __forceinline__ int32_t column(const QuantizeOperand& x, uint32_t thread) {
+    return (static_cast<int32_t>(thread) & ((1 << x.log2_lanes) - 1)) * kVector;
   }
 
   __device__ __forceinline__ bool ended() const { return outer_ == 0; }
@@ -141,22 +142,17 @@ class Ring {
     if (at_ == end_) at_ -= bytes_;
   }
 
-  // Copies a row of another ring.
-  __device__ __forceinline__ void copy(int row, const Ring& from) const {
+  // Copies a chunk of another ring.
+  __device__ __forceinline__ void copy(const Ring& from) const {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int4 words = ptx::load_shared_16(from.at(row, part));
-      ptx::store_shared_16(at(row, part), words.x, words.y, words.z, words.w);
+    for (int part = 0; part < kChunk * kParts; ++part) {
+      const int4 words = ptx::load_shared_16(from.at(0, part));
+      ptx::store_shared_16(at(0, part), words.x, words.y, words.z, words.w);
     }
   }
 
-  __device__ __forceinline__ void store(int row, const float (&x)[kVector]) const {
-    static_assert(sizeof(T) == 4, "fp32");
-    ptx::store_shared(at(row, 0), x[0], x[1], x[2], x[3]);
-    ptx::store_shared(at(row, 1), x[4], x[5], x[6], x[7]);
-  }
-
-  __device__ __forceinline__ bool is_at(const Ring& other) const { return at_ == other.at_; }
+  // Where the warp's part of the chunk begins.
+  __device__ __forceinline__ uint32_t warp_chunk() const { return at_ - threadIdx.x % 32 * 16; }
 
   // Starts to copy rows of global memory. A slot without a row becomes 0.
   __device__ __forceinline__ void load_async(const Rows& rows) const {
@@ -204,7 +200,7 @@ class Loads {
       has_more_ = walk_.next(params, block);
       if (!has_more_) break;
       const QuantizeOperand& x = params.operands[block.operand];
-      rows_.start(x, block, x.in, sizeof(T));
+      rows_.start(x, block, x.in, sizeof(T), threadIdx.x);
     }
     if (!has_more_) return;
     slots_.load_async(rows_);
@@ -219,40 +215,34 @@ class Loads {
   bool has_more_ = true;
 };
 
-// The largest magnitude of rows as they were loaded.
+// The largest magnitude of the rows of a chunk, as they were loaded, that is finite; 0: there is
+// none.
 template <class T>
-class Largest {
- public:
-  __device__ __forceinline__ void add(const Ring<T>& slots) {
+__device__ __forceinline__ float largest(const Ring<T>& slots) {
+  if constexpr (sizeof(T) == 2) {
+    uint32_t pairs[4] = {};  // independent chains
 #pragma unroll
     for (int row = 0; row < kChunk; ++row) {
-      if constexpr (sizeof(T) == 4) {
-        float y[kVector];
-        slots.load(row, y);
-        most_ = fmaxf(most_, largest_finite(y));
-      } else {
-        const int4 words = ptx::load_shared_16(slots.at(row, 0));
-        pair_ = ptx::max_with_abs<T>(pair_, static_cast<uint32_t>(words.x));
-        pair_ = ptx::max_with_abs<T>(pair_, static_cast<uint32_t>(words.y));
-        pair_ = ptx::max_with_abs<T>(pair_, static_cast<uint32_t>(words.z));
-        pair_ = ptx::max_with_abs<T>(pair_, static_cast<uint32_t>(words.w));
+      const int4 four = ptx::load_shared_16(slots.at(row, 0));
+      const int32_t words[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        pairs[n] = ptx::max_with_abs<T>(pairs[n], static_cast<uint32_t>(words[n]));
       }
     }
+    const float2 two = ptx::unpack<T>(ptx::max_with_abs<T>(
+        ptx::max_with_abs<T>(pairs[0], pairs[1]), ptx::max_with_abs<T>(pairs[2], pairs[3])));
+    const float most = fmaxf(two.x, two.y);
+    if (most <= FLT_MAX) return most;
   }
-
-  // The result, or an infinity if there was one.
-  __device__ __forceinline__ float get() const {
-    if constexpr (sizeof(T) == 4) {
-      return most_;
-    } else {
-      const float2 two = ptx::unpack<T>(pair_);
-      return fmaxf(two.x, two.y);
-    }
+  float most = 0;
+#pragma unroll(sizeof(T) == 2 ? 1 : kChunk)
+  for (int row = 0; row < kChunk; ++row) {
+    float y[kVector];
+    slots.load(row, y);
+    most = fmaxf(most, largest_finite(y));
   }
-
- private:
-  float most_ = 0;
-  uint32_t pair_ = 0;
-};
+  return most;
+}
 
 }  // namespace flashattn::cuda

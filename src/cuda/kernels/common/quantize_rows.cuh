@@ -92,6 +92,41 @@ struct SlotWalk {
   }
 };
 
+// The signs of ROTATE from `column` on, which is a multiple of 8: bit n is set where column + n is
+// negated.
+__device__ __forceinline__ uint32_t rotation_signs(const QuantizeArgs& args, int32_t column) {
+  const PhiloxWords bits = philox4x32_7({{static_cast<uint32_t>(column / 128), 0, 0, 0}},
+                                        static_cast<uint32_t>(args.rotation_seed),
+                                        static_cast<uint32_t>(args.rotation_seed >> 32));
+  const uint32_t low = column & 32 ? bits.word[1] : bits.word[0];
+  const uint32_t high = column & 32 ? bits.word[3] : bits.word[2];
+  return (column & 64 ? high : low) >> column % 32;
+}
+
+// x times the Hadamard matrix of kVector, or of `size` if that is smaller.
+template <bool kWhole>
+__device__ __forceinline__ void hadamard(float (&x)[kVector], int32_t size) {
+#pragma unroll
+  for (int step = 1; step < kVector; step *= 2) {
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) {
+      if (n & step || (!kWhole && step >= size)) continue;
+      const float a = x[n], b = x[n + step];
+      x[n] = a + b;
+      x[n + step] = a - b;
+    }
+  }
+}
+
+// The step of a larger Hadamard matrix that adds columns of this lane and of another one.
+__device__ __forceinline__ void hadamard_lanes(float (&x)[kVector], uint32_t lane) {
+  const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
+#pragma unroll
+  for (float& each : x) {
+    each = fmaf(each, sign, __shfl_xor_sync(~0u, each, static_cast<int>(lane)));
+  }
+}
+
 // Transforms the columns of a thread in fp32. The bits are those of the CPU.
 class Transform {
  public:
@@ -102,13 +137,7 @@ class Transform {
         column_(column) {
     if (!rotates_) return;
     const float norm = static_cast<float>(1 / sqrt(static_cast<double>(size_)));
-    const QuantizeArgs& args = params.args;
-    const PhiloxWords bits = philox4x32_7({{static_cast<uint32_t>(column / 128), 0, 0, 0}},
-                                          static_cast<uint32_t>(args.rotation_seed),
-                                          static_cast<uint32_t>(args.rotation_seed >> 32));
-    const uint32_t low = column & 32 ? bits.word[1] : bits.word[0];
-    const uint32_t high = column & 32 ? bits.word[3] : bits.word[2];
-    const uint32_t signs = (column & 64 ? high : low) >> column % 32;
+    const uint32_t signs = rotation_signs(params.args, column);
 #pragma unroll
     for (int n = 0; n < kVector; ++n) norms_[n] = signs >> n & 1 ? -norm : norm;
   }
@@ -117,11 +146,32 @@ class Transform {
   __device__ __forceinline__ void start_block(const QuantizeArgs& args, const QuantizeOperand& x,
                                               int32_t b, int32_t kv_head) {
     subtracts_ = args.k_mean.data && x.is_k;
-    if (!subtracts_ && !(args.lse_shift && x.is_q)) return;
-    const float* const mean =
-        reinterpret_cast<const float*>(tensor_row(args.k_mean, 4, b, kv_head, 0)) + column_;
+    if (subtracts_ || (args.lse_shift && x.is_q)) {
+      load_mean(args, x, b, kv_head, column_, mean_);
+    }
+  }
+
+  // The mean of k from `column` on.
+  static __device__ __forceinline__ void load_mean(const QuantizeArgs& args,
+                                                   const QuantizeOperand& x, int32_t b,
+                                                   int32_t kv_head, int32_t column,
+                                                   float (&mean)[kVector]) {
+    const float* const from =
+        reinterpret_cast<const float*>(tensor_row(args.k_mean, 4, b, kv_head, 0)) + column;
 #pragma unroll
-    for (int n = 0; n < kVector; ++n) mean_[n] = column_ + n < x.dim ? mean[n] : 0.0f;
+    for (int n = 0; n < kVector; ++n) mean[n] = column + n < x.dim ? from[n] : 0.0f;
+  }
+
+  // start_block() with the mean of k in shared memory; table: 0 if it is not needed.
+  __device__ __forceinline__ void use_mean(uint32_t table, bool subtracts) {
+    subtracts_ = table && subtracts;
+    if (!table) return;
+    float half[4];
+#pragma unroll
+    for (int n = 0; n < kVector; ++n) {
+      if (n % 4 == 0) ptx::load_shared(half, table + (column_ + n) * 4);
+      mean_[n] = half[n % 4];
+    }
   }
 
   // The dot product of the untransformed row with the mean of k, in all lanes of the row. is_row:
@@ -150,28 +200,13 @@ class Transform {
     for (auto& row : x) {
 #pragma unroll
       for (int n = 0; n < kVector; ++n) row[n] = __fmul_rn(row[n], norms_[n]);
-#pragma unroll
-      for (int step = 1; step < kVector; step *= 2) {
-#pragma unroll
-        for (int n = 0; n < kVector; ++n) {
-          if (n & step || (!kWhole && step >= size_)) continue;
-          const float a = row[n], b = row[n + step];
-          row[n] = a + b;
-          row[n + step] = a - b;
-        }
-      }
+      hadamard<kWhole>(row, size_);
     }
     const uint32_t lanes = static_cast<uint32_t>(size_) / kVector;
 #pragma unroll 1
     for (uint32_t lane = 1; lane < lanes; lane *= 2) {
-      const float sign = threadIdx.x & lane ? -1.0f : 1.0f;
 #pragma unroll
-      for (auto& row : x) {
-#pragma unroll
-        for (float& each : row) {
-          each = fmaf(each, sign, __shfl_xor_sync(~0u, each, static_cast<int>(lane)));
-        }
-      }
+      for (auto& row : x) hadamard_lanes(row, lane);
     }
   }
 
