@@ -42,6 +42,7 @@ def test_bases_of_two_rows_lie_in_two_banks(kernel: str) -> None:
     ("sm90_fwd_16_64_64_3_128_plain", "fwd_kernel", 7600),
     ("sm90_fwd_16_128_128_3_64_plain", "fwd_kernel", 6300),
     ("sm90_mla_16_576_512", "mla_kernel", 8300),
+    ("sm90_mla_transposed_16_16", "mla_transposed_kernel", 4800),
     ("sm90_bwd_16_64_128_plain", "bwd_kernel", 7000),
     ("sm90_bwd_16_128_64_plain", "bwd_kernel", 5600)])
 def test_rare_code_is_short(kernel: str, function: str, most: int) -> None:

@@ -25,6 +25,7 @@ class Result:
     amax_o: Any = None  # (batch|1, heads|1)
     # Whether the kernels computed with copies of K and V: see data.with_copies(). No field.
     copied = False
+    fp16 = False  # whether weights were rounded to fp16, whatever the type of q
 
     def bits(self, *names):
         """The named results as bytes, for bitwise comparison."""
@@ -347,8 +348,9 @@ class Call:
         result = Result(self.take("o", out["o"]))
         if case.dtype_kv != case.dtype:
             info = self.plan.info(capi.FORWARD, self.sizes)
-            result.copied = "on copies of K and V" in capi.ffi.string(info.why).decode() or (
-                case.descale_dim > 0 and self.device.name != "cpu")
+            why = capi.ffi.string(info.why).decode()
+            result.copied = "on copies of K and V" in why or "16 bits in shared memory" in why
+            result.fp16 = "fp16 in registers" in why
         if self.data.scale_o is not None:
             scale = self.data.scale_o[:, None, :, None]
             result.o = [o / scale[b if len(scale) > 1 else 0] for b, o in enumerate(result.o)]

@@ -40,7 +40,7 @@ def cache_fields(call):
     case, data = call.case, call.data
     parts = {"v": (case.dtype_kv, data.v), "descale_latent": ("f32", data.descale_latent),
              "k": (case.dtype, data.k)}
-    if case.strides == "record":
+    if case.strides.startswith("record"):
         return record_fields(call, parts)
     return {name: call.tensor(name, dtype, values, like="k" if name == "k" else "v")
             for name, (dtype, values) in parts.items()}
@@ -53,7 +53,7 @@ def record_fields(call, parts):
     end = 0
     for name, (dtype, _) in parts.items():
         sizes[name] = NUMPY[dtype].itemsize
-        end = -(-end // 4) * 4
+        end = -(-end // 16) * 16 + 16 if case.strides == "record gaps" else -(-end // 4) * 4
         at[name] = end
         end += sizes[name] * {"v": case.dim_v, "k": case.columns_k,
                               "descale_latent": case.latent_descales}[name]

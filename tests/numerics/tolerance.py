@@ -112,10 +112,11 @@ class Truth:
         self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
         self.gradients = None
 
-    def judge(self, name, out, exact, naive, noise, dtype):
+    def judge(self, name, out, exact, naive, noise, dtype, stored=None):
+        """stored: the type of the weights, if it has fewer exponents than dtype."""
         score_size = max((f.largest_score for f in self.exact), default=0.0)
         pairs = sum(f.pairs for f in self.exact)
-        stored = dtype
+        stored = stored or dtype
         if pairs < FEW or sum(np.size(x) for x in exact) < VERY_FEW:
             # One rounding of the dtype of the weights, or of a 16-bit o, of which gradients are
             # made, however wide the result is.
@@ -126,7 +127,7 @@ class Truth:
     def check_forward(self, result):
         rows = [[getattr(f, name).swapaxes(0, 1) for f in part] for part, name in
                 ((self.exact, "o"), (self.naive, "o"), (self.exact, "noise"))]
-        self.judge("o", result.o, *rows, dtype=self.case.dtype_o)
+        self.judge("o", result.o, *rows, dtype=self.case.dtype_o, stored=result.fp16 and "f16")
         if result.lse is not None:
             judge_lse(result.lse, self.exact)
         if result.amax_o is not None:

@@ -1499,7 +1499,9 @@ magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a
 row that sees one key only is that key's value, exactly; in F32 on a GPU, where a bias hides the
 other keys, within 2^-23 of it. On Hopper many queries beside a cache of F8E4M3 are computed with
 copies of the numbers meant, in the workspace, rounded to the type of q; those beyond its range
-become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise.
+become its largest. Hopper rounds a cache of LATENT_KV to the type of q likewise; up to 32 rows,
+query heads of a KV head times seqlen_q, have exact scores, elements of v within 2^-10, and weights
+of fp16, in which those below 2^-25 of a row's largest are 0.
   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
                     bytes are needed.
   workspace_bytes   at least flashattn_workspace_size for these sizes.

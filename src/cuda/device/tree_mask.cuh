@@ -25,6 +25,14 @@ struct TreeMask {
             classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
   }
 
+  __device__ __forceinline__ bool shows(int32_t query, int32_t key) const {
+    const TreeRow row{params.bits + b * params.stride_batch + query * params.stride_row,
+                      len.kv - params.rule.tree};
+    const Interval before = keys_before_tree(params.rule, query, len);
+    return key < tree_begin(params.rule, len) ? key >= before.begin && key < before.end
+                                              : key < len.kv && row.shows(key);
+  }
+
   // Bit 2 n + e says whether the lane's column 8 n + 2 (lane % 4) + e is shown. Columns are the
   // keys from `first` on.
   template <int kMmaN>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <numeric>
+#include <vector>
 
 #include "core/error.h"
 #include "cuda/host/schedule/split_kv.h"
@@ -18,14 +19,18 @@ constexpr int64_t kMaxRows = 1 << 30;       // per KV head of a sequence; row in
 constexpr int64_t kMostRecordBytes = 1024;  // arrays that lie further apart are not prefetched
 constexpr int32_t kLeastBoxRows = 8;  // TMA boxes of fewer rows are slower than copies by threads
 
-const MlaEntry* find(const Problem& p) {
+// The kernels for a problem, in ascending order of the rows of their tiles.
+std::vector<const MlaEntry*> find(const Problem& p) {
+  std::vector<const MlaEntry*> found;
   for (const MlaEntry* e : mla_table()) {
     if (e->dtype != p.dtype || e->dtype_kv != p.dtype_kv) continue;
     const bool fits = e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
     const bool same = e->dim_qk == p.dim_qk && e->dim_v == p.dim_v;
-    if (p.is_latent() ? same && p.descale_dim == kLatentDescaleDim : fits) return e;
+    if (p.is_latent() ? same && p.descale_dim == kLatentDescaleDim : fits) found.push_back(e);
   }
-  return nullptr;
+  std::sort(found.begin(), found.end(),
+            [](const MlaEntry* a, const MlaEntry* b) { return a->tile_q < b->tile_q; });
+  return found;
 }
 
 // Whether the strides of t, whose elements have `size` bytes, are in bytes those of v, whose
@@ -54,10 +59,13 @@ int32_t set_records(const ForwardArgs& args, const MlaEntry& entry, MlaParams* p
   }
   p->k_of_record = bytes_between(v, k);
   p->descales_of_record = bytes_between(v, descales);
+  const int32_t k_bytes = (entry.dim_qk - entry.dim_v) * 2,
+                descale_bytes = entry.dim_v / kLatentDescaleDim * 4;
   const int64_t begin = std::min({int64_t{0}, p->k_of_record, p->descales_of_record});
-  const int64_t end =
-      std::max({int64_t{entry.dim_v}, p->k_of_record + (entry.dim_qk - entry.dim_v) * 2,
-                p->descales_of_record + entry.dim_v / kLatentDescaleDim * 4});
+  const int64_t end = std::max(
+      {int64_t{entry.dim_v}, p->k_of_record + k_bytes, p->descales_of_record + descale_bytes});
+  p->descales_in_record = entry.dim_v;
+  p->k_in_record = entry.dim_v + descale_bytes;
   if (end - begin > kMostRecordBytes) return FLASHATTN_OK;
   p->record_begin = static_cast<int32_t>(begin);
   p->record_bytes = static_cast<int32_t>(end - begin);
@@ -66,6 +74,12 @@ int32_t set_records(const ForwardArgs& args, const MlaEntry& entry, MlaParams* p
   const int32_t run = paged ? std::gcd(problem.page_size, entry.tile_kv) : entry.tile_kv;
   const bool follow = run >= kLeastBoxRows && v.stride_seq <= kMostRecordBytes;
   p->record_run = follow ? run : 0;
+  // Arrays that do not overlap fill no more bytes than they have only without gaps.
+  if (p->record_bytes != entry.dim_v + descale_bytes + k_bytes) return FLASHATTN_OK;
+  p->bulk_run = v.stride_seq == p->record_bytes ? run : 1;
+  p->v_in_record = -p->record_begin;
+  p->descales_in_record = p->v_in_record + static_cast<int32_t>(p->descales_of_record);
+  p->k_in_record = p->v_in_record + static_cast<int32_t>(p->k_of_record);
   return FLASHATTN_OK;
 }
 
@@ -77,19 +91,21 @@ bool same_rows(const flashattn_tensor& k, const flashattn_tensor& v) {
 }  // namespace
 
 bool takes_mla(const Problem& problem) {
-  return problem.dim_qk > 256 && problem.dim_v <= problem.dim_qk && find(problem) != nullptr;
+  return problem.dim_qk > 256 && problem.dim_v <= problem.dim_qk && !find(problem).empty();
 }
 
 MlaKernels::MlaKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
-      kernel_(make_ready(*find(problem), multiprocessors_)),
-      name_(std::string("sm90_mla_") + dtype_label(problem.dtype) + "_" +
-            (problem.is_latent() ? std::string(dtype_label(problem.dtype_kv)) + "_" : "") +
-            std::to_string(kernel_.entry->dim_qk) + "_" + std::to_string(kernel_.entry->dim_v) +
-            "_q" + std::to_string(kernel_.entry->tile_q) + "_kv" +
-            std::to_string(kernel_.entry->tile_kv)),
       combine_starts_early_(false) {
+  for (const MlaEntry* e : find(problem)) {
+    kernels_.push_back({make_ready(*e, multiprocessors_),
+                        std::string("sm90_mla_") + dtype_label(problem.dtype) + "_" +
+                            (problem.is_latent() ? dtype_label(problem.dtype_kv) + std::string("_")
+                                                 : std::string()) +
+                            std::to_string(e->dim_qk) + "_" + std::to_string(e->dim_v) + "_q" +
+                            std::to_string(e->tile_q) + "_kv" + std::to_string(e->tile_kv)});
+  }
   throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
 }
 
@@ -107,12 +123,23 @@ bool MlaKernels::accepts(const ForwardArgs& args) const {
   return problem_.is_latent() || same_rows(args.inputs.k, args.inputs.v);
 }
 
+const MlaKernels::Kernel& MlaKernels::kernel(const Shape& shape) const {
+  // The longest sequence of a batch must not choose for the others.
+  const bool any = problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+                   problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  for (const Kernel& kernel : kernels_) {
+    if (!any && kernel.ready.entry->tile_q >= rows(shape)) return kernel;
+  }
+  return kernels_.back();
+}
+
 int64_t MlaKernels::ctas(const MlaParams& params, const Shape& shape) const {
   return int64_t{params.row_tiles} * shape.batch * problem_.heads_kv;
 }
 
 MlaParams MlaKernels::grid(const Shape& shape) const {
-  const MlaEntry& entry = *kernel_.entry;
+  const ReadyKernel<MlaEntry>& ready = kernel(shape).ready;
+  const MlaEntry& entry = *ready.entry;
   const int32_t group = problem_.q_heads_per_kv_head();
   MlaParams p{};
   p.row_tiles = static_cast<int32_t>(ceil_div(std::min(rows(shape), kMaxRows), entry.tile_q));
@@ -131,7 +158,7 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
   const int64_t all_rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
   const int32_t step = 2 * entry.tile_kv;  // the warpgroups take a tile each
   const int64_t splits = whole_wave_splits(std::max<int64_t>(ctas(p, shape), 1), shape.seqlen_kv,
-                                           all_rows, kernel_.resident, step);
+                                           all_rows, ready.resident, step);
   common.split =
       split_rule(problem_, shape, splits, step, may_be_uneven(problem_, shape, multiprocessors_));
   common.max_splits = max_split_count(common.split, {shape.seqlen_q, shape.seqlen_kv});
@@ -143,20 +170,26 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
 }
 
 int64_t MlaKernels::workspace(const Shape& shape) const {
+  const ReadyKernel<MlaEntry>& largest = kernels_.back().ready;  // that smaller shapes may need
   const int64_t rows = partial_rows(problem_, shape, grid(shape).common.split,
-                                    kMostWaves * kernel_.resident * kernel_.entry->tile_q);
+                                    kMostWaves * largest.resident * largest.entry->tile_q);
   return rows == 0 ? 0 : workspace_of<float>(rows * (problem_.dim_v + 2));
 }
 
 std::string MlaKernels::describe(const Shape& shape, flashattn_plan_properties* properties) const {
-  describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
+  const Kernel& chosen = kernel(shape);
+  describe_kernel(chosen.ready, chosen.ready.entry->stages, chosen.name, "wgmma", properties);
   properties->splits = split_count(grid(shape).common.split, {shape.seqlen_q, shape.seqlen_kv});
-  if (problem_.is_latent()) return "; E4M3 becomes 16 bits in shared memory";
+  if (problem_.is_latent()) {
+    return chosen.ready.entry->transposes ? "; E4M3 becomes fp16 in registers"
+                                          : "; E4M3 becomes 16 bits in shared memory";
+  }
   return "; for calls with V in the first columns of K, others run on the portable kernels";
 }
 
 int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {
   const Shape& shape = args.shape;
+  const MlaEntry& entry = *kernel(shape).ready.entry;
   MlaParams p = grid(shape);
   cuda::ForwardParams& common = p.common;
   if (rows(shape) > kMaxRows) {
@@ -167,7 +200,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   }
   if (const int32_t status = set_arrays(args, workspace, &common)) return status;
   if (problem_.is_latent()) {
-    if (const int32_t status = set_records(args, *kernel_.entry, &p)) return status;
+    if (const int32_t status = set_records(args, entry, &p)) return status;
   }
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
@@ -187,7 +220,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   }
   const bool early = combine_starts_early_ && !reads_lengths(problem_, args.inputs);
   const int32_t status =
-      cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
+      cuda::launch(entry, ctas(p, shape) * common.max_splits, p, stream,
                    "launching the kernel for latent attention", p.cluster_size, early);
   if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
   return status_of(launch_combine(common, combine_starts_early_, stream),

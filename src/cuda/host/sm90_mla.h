@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/host/kernel_row.h"
 #include "cuda/host/kernel_setup.h"
@@ -29,11 +30,17 @@ class MlaKernels final : public ForwardRow {
   int64_t rows(const Shape& shape) const;  // rows of a KV head of the longest sequence
   int64_t ctas(const MlaParams& params, const Shape& shape) const;
 
+  struct Kernel {
+    ReadyKernel<MlaEntry> ready;
+    std::string name;
+  };
+  // The one whose tile has the fewest rows, but all of a sequence's KV head; or the largest.
+  const Kernel& kernel(const Shape& shape) const;
+
   const Problem problem_;
   const int32_t multiprocessors_;
-  ReadyKernel<MlaEntry> kernel_;
-  std::string name_;
-  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
+  std::vector<Kernel> kernels_;  // in ascending order of tile_q
+  bool combine_starts_early_;    // whether the combine kernel may launch early (PDL)
 };
 
 // Whether a kernel of this build takes the problem's dtype and dims, which no other Hopper kernel

@@ -2,7 +2,7 @@
 can build one for every width."""
 import sys
 
-WIDTHS = (64, 80, 96, 112, 128, 160, 192, 256)
+WIDTHS = (16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 E4M3_WIDTHS = (64, 128)  # for the others no kernel asks
 

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     if (params.kv_box_rows > 0) ptx::tma_prefetch(&params.k);  // otherwise the host leaves it unset
     MlaWorkTile tile;
-    storage.has_work = plan_mla_work_tile(params, tile);
+    storage.has_work = plan_mla_work_tile<Config::kTileQ>(params, tile);
     storage.work_tile = tile;
     if constexpr (Config::kIsLatent) storage.records = first_record(params, tile);
     storage.redo = 0;

@@ -70,7 +70,8 @@ struct MlaConfig {
   static_assert(kSharedBytes <= 227 * 1024, "a CTA's shared memory");
 };
 
-// Plans the work tile of the CTA. Returns false if it has none.
+// Plans the work tile of the CTA, of up to kTileQ rows. Returns false if it has none.
+template <int kTileQ>
 __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaWorkTile& tile) {
   const cuda::ForwardParams& common = params.common;
   const Problem& problem = common.problem;
@@ -87,9 +88,9 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   tile.len = sequence.len;
   tile.offset_q = sequence.offset_q;
   tile.offset_kv = sequence.offset_kv;
-  tile.first_row = row_tile * 64;
+  tile.first_row = row_tile * kTileQ;
   const int32_t all_rows = tile.len.q * common.q_heads_per_kv_head;
-  tile.rows = min(all_rows - tile.first_row, 64);
+  tile.rows = min(all_rows - tile.first_row, kTileQ);
   Interval keys{0, tile.len.kv};
   if (common.max_splits > 1) keys = split_range(common.split, tile.len, tile.split_idx);
   tile.is_split = keys.end - keys.begin < tile.len.kv;

@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/sm90/instance.cuh"
 #include "cuda/kernels/sm90/mla.cuh"
+#include "cuda/kernels/sm90/mla_transposed.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -16,12 +17,29 @@ constexpr MlaEntry mla_instance() {
           Config::kIsLatent ? int32_t{FLASHATTN_DTYPE_F8E4M3} : kDtype<T>,
           kDimQk,
           kDimV,
+          false,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,
           Config::kThreads,
           Config::kSharedBytes,
           &mla_kernel<Config>};
+}
+
+template <class T, int kTileQ>
+constexpr MlaEntry mla_transposed_instance() {
+  using Config = MlaTransposedConfig<T, kTileQ>;
+  return {kDtype<T>,
+          FLASHATTN_DTYPE_F8E4M3,
+          Config::kDimQk,
+          Config::kDimV,
+          true,
+          Config::kTileQ,
+          Config::kTileKv,
+          Config::kStages,
+          Config::kThreads,
+          Config::kSharedBytes,
+          &mla_transposed_kernel<Config>};
 }
 
 }  // namespace flashattn::cuda::sm90

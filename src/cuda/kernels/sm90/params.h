@@ -112,6 +112,10 @@ struct MlaParams {
   // far apart. record_run: rows of a tile that follow each other in memory; 0: too few.
   int32_t record_begin, record_bytes, record_run;
   int32_t zero;  // 0, in a form that ptxas cannot fold
+  // The kernel that transposes: records that a bulk copy takes at once; 0: the parts of a record
+  // lie apart, and are copied each by itself. Where they lie in a record in shared memory, in
+  // bytes.
+  int32_t bulk_run, v_in_record, descales_in_record, k_in_record;
 };
 
 // The derivative of the score by x * scale, in the ranges of the polynomials: derivative5[0] +

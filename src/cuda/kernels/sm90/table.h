@@ -22,6 +22,7 @@ struct ForwardEntry {
 struct MlaEntry {
   int32_t dtype, dtype_kv;  // dtype_kv: F8E4M3 with LATENT_KV, else dtype
   int32_t dim_qk, dim_v;    // largest head dimensions that the kernel takes
+  bool transposes;          // with LATENT_KV: computes with S^T and O^T, for few rows
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(MlaParams);
 };
