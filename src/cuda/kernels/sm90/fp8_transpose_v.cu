@@ -25,70 +25,74 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     transpose_v(const __grid_constant__ TransposeVParams params) {
-  // A thread has 16 keys of four columns at a time.
-  constexpr int kWords = kDim / 4, kChunks = kFp8TileKv / 16;
-  constexpr int kPasses = kWords * kChunks / kThreads;
-  static_assert(kWords * kChunks % kThreads == 0, "whole passes");
-  ptx::griddep_launch_dependents();        // the forward kernel waits for all of this one
-  __shared__ uint4 image[kDim * kChunks];  // chunks of 16 keys, as in global memory
+  // A thread has 16 keys of four columns.
+  constexpr int kWords = kTransposeVColumns / 4, kChunks = kFp8TileKv / 16;
+  static_assert(kWords * kChunks == kThreads, "one pass");
+  ptx::griddep_launch_dependents();  // the forward kernel waits for all of this one
+  __shared__ uint4 image[kTransposeVColumns * kChunks];  // chunks of 16 keys
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
-  const int32_t n = static_cast<int32_t>(blockIdx.x) % params.tiles;
-  const int32_t head_index = static_cast<int32_t>(blockIdx.x) / params.tiles;
-  const int32_t head = head_index % problem.heads_kv, b = head_index / problem.heads_kv;
+  // Neighbours in memory are read at about the same time: columns, then heads, then keys.
+  constexpr int32_t kParts = kDim / kTransposeVColumns;
+  const int32_t first_column = static_cast<int32_t>(blockIdx.x) % kParts * kTransposeVColumns;
+  const int32_t tile_head = static_cast<int32_t>(blockIdx.x) / kParts;
+  const int32_t head = tile_head % problem.heads_kv;
+  const int32_t n = tile_head / problem.heads_kv % params.tiles;
+  const int32_t b = tile_head / problem.heads_kv / params.tiles;
   const int32_t first = n * kFp8TileKv;
   const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, in, b);
   if (first >= sequence.len.kv) return;
   const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   const bool varlen = problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+  const int word = static_cast<int>(threadIdx.x) % kWords,
+            chunk = static_cast<int>(threadIdx.x) / kWords;
+  const int32_t column = first_column + word * 4;
   const char* const base = static_cast<const char*>(in.v.data) + head * in.v.stride_head +
-                           (varlen || paged ? 0 : b * in.v.stride_batch);
-  const auto row = [&](int32_t key) -> const uint32_t* {
-    if (key >= sequence.len.kv) return nullptr;
+                           (varlen || paged ? 0 : b * in.v.stride_batch) + column;
+  const auto four_columns = [&](int32_t key) -> uint32_t {
+    if (key >= sequence.len.kv || column >= problem.dim_v) return 0;
     int64_t at;
     if (paged) {
       const int32_t page_idx = key / problem.page_size;
       const int32_t page = in.page_table[b * in.page_table_stride + page_idx];
       // A page that does not exist reads as 0, as TMA reads that of K.
-      if (page < 0 || page >= in.pages) return nullptr;
+      if (page < 0 || page >= in.pages) return 0;
       at = page * in.v.stride_batch + (key - page_idx * problem.page_size) * in.v.stride_seq;
     } else {
       at = (sequence.offset_kv + key) * in.v.stride_seq;
     }
-    return reinterpret_cast<const uint32_t*>(base + at);
+    return *reinterpret_cast<const uint32_t*>(base + at);
   };
-#pragma unroll 1
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int x = pass * kThreads + static_cast<int>(threadIdx.x);
-    const int word = x % kWords, chunk = x / kWords;
-    uint32_t keys[16];
+  uint32_t keys[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t* const from = row(first + chunk * 16 + i);
-      keys[i] = from && word * 4 < problem.dim_v ? from[word] : 0;
-    }
-    uint32_t columns[4][4];
+  for (int i = 0; i < 16; ++i) keys[i] = four_columns(first + chunk * 16 + i);
+  uint32_t columns[4][4];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const uint32_t four[4] = {keys[2 * c], keys[2 * c + 1], keys[8 + 2 * c], keys[9 + 2 * c]};
-      uint32_t transposed[4];
-      transpose_4x4(four, transposed);
+  for (int c = 0; c < 4; ++c) {
+    const uint32_t four[4] = {keys[2 * c], keys[2 * c + 1], keys[8 + 2 * c], keys[9 + 2 * c]};
+    uint32_t transposed[4];
+    transpose_4x4(four, transposed);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) columns[i][c] = transposed[i];
-    }
+    for (int i = 0; i < 4; ++i) columns[i][c] = transposed[i];
+  }
+  // Eight lanes store the same column of eight words at a time, and load eight chunks of a column:
+  // with this swizzle both are in different banks.
+  const auto place = [](int of_column, int of_chunk) {
+    return of_column * kChunks + (of_chunk ^ of_column / 4 % 8);
+  };
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = word * 4 + i;
-      image[column * kChunks + (chunk ^ column % 8)] =
-          make_uint4(columns[i][0], columns[i][1], columns[i][2], columns[i][3]);
-    }
+  for (int i = 0; i < 4; ++i) {
+    image[place(word * 4 + i, chunk)] =
+        make_uint4(columns[i][0], columns[i][1], columns[i][2], columns[i][3]);
   }
   __syncthreads();
   const HeadTiles tiles = HeadTiles::of_keys(problem, params.args.shape, kFp8TileKv);
   const int64_t tile = (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
-  uint4* const to = reinterpret_cast<uint4*>(params.to + tile * (kDim * kFp8TileKv));
+  uint4* const to = reinterpret_cast<uint4*>(params.to + (tile * kDim + first_column) * kFp8TileKv);
 #pragma unroll
-  for (int x = static_cast<int>(threadIdx.x); x < kDim * kChunks; x += kThreads) to[x] = image[x];
+  for (int x = static_cast<int>(threadIdx.x); x < kTransposeVColumns * kChunks; x += kThreads) {
+    to[x] = image[place(x / kChunks, x % kChunks ^ x / kChunks % 8)];
+  }
 }
 
 }  // namespace

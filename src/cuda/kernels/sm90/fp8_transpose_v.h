@@ -9,6 +9,7 @@
 namespace flashattn::cuda::sm90 {
 
 constexpr int32_t kFp8TileKv = 128;
+constexpr int32_t kTransposeVColumns = 64;  // columns of V that a CTA transposes
 
 struct TransposeVParams {
   Problem problem;
@@ -17,7 +18,8 @@ struct TransposeVParams {
   uint8_t* to;    // tiles of HeadTiles::of_keys: (tile, KV head, column, key)
 };
 
-// dim: columns of V in a tile: 64, 128 or 256. One CTA per tile, KV head and sequence.
+// dim: columns of V in a tile: 64, 128 or 256. Its grid has dim / kTransposeVColumns CTAs per tile,
+// KV head and sequence.
 struct TransposeVKernel {
   int32_t threads;
   void (*kernel)(TransposeVParams);

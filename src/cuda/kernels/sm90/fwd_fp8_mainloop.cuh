@@ -13,16 +13,15 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   using Element = ptx::E4m3;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
-  using Base::score_mod;
-  using Base::softmax_base_, Base::row_sum_, Base::s_;
+  using Base::score_mod, Base::softmax_base_, Base::row_sum_, Base::s_;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDimV = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
   // log2 of the largest P in a row's first KV tile: it leaves room for larger scores later.
   static constexpr int kFirstPeak = 4;
-  // log2 of a lone P, the largest of a row and more than 1 / kLoneShare of its tile's sum: later
-  // scores seldom exceed it, and if it were smaller the others would be too small for E4M3.
+  // log2 of a lone P, a row's largest and more than 1 / kLoneShare of its tile's sum: later scores
+  // seldom exceed it, and if it were smaller the others would be too small for E4M3.
   static constexpr int kLonePeak = 7, kLoneShare = 3;
 
  public:
@@ -69,9 +68,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
           overflow = step<true>(n);
           if (!overflow) n = next_tile(n);
         }
-        // Outside the inner loop, which must stay small.
-        if (overflow) {
-          lower_p();
+        if (overflow) {  // outside the inner loop, which must stay small
+          lower_p<false>();
           pack_p(n);
           n = next_tile(n);
         }
@@ -106,9 +104,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     ptx::reg_fence(s_);
     this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
-    const bool overflow = softmax<true>(n);
-    if (overflow) {
-      lower_p();
+    if (softmax<true>(n)) {
+      lower_p<true>();
     } else if (!kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end) {
       raise_lone_p();
     }
@@ -238,16 +235,20 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  // Lowers P of rows with a sum above E4M3's largest number; a row's largest is then 2^peak.
+  // Lowers P of rows with a sum above E4M3's largest number; a row's largest is then 2^peak, less
+  // where many keys are nearly as large, so that their sum leaves room, too. kFirst: O is still 0.
+  template <bool kFirst>
   __device__ __forceinline__ void lower_p() {
     float top[2];
     row_max(top);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const float sum = sum_of_quad(mi);
-      if (!(sum > ptx::kMaxE4m3) || !(sum < INFINITY)) continue;
-      const int peak = sum < kLoneShare * top[mi] ? kLonePeak : kFirstPeak;
-      scale_row(mi, scale_p(mi, peak - log2f(top[mi])));
+      if (!(sum > ptx::kMaxE4m3 && sum < INFINITY)) continue;
+      int peak = sum < kLoneShare * top[mi] ? kLonePeak : kFirstPeak;
+      peak -= (sum > kTileKv / 4 * top[mi]) + (sum > kTileKv / 2 * top[mi]);
+      const float factor = scale_p(mi, peak - log2f(top[mi]));
+      if (!kFirst) scale_row(mi, factor);
     }
   }
 
@@ -272,13 +273,13 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
 
   __device__ __forceinline__ void reset() {
     this->reset_rows();
-    unpromoted_ = 0;
 #pragma unroll
-    for (int i = 0; i < kDimV / 2; ++i) o_[i] = 0.0f;
-    if constexpr (!Config::kSerial) {
-#pragma unroll
-      for (int i = 0; i < kDimV / 2; ++i) pv_[i] = 0.0f;
+    for (int i = 0; i < kDimV / 2; ++i) {
+      o_[i] = 0.0f;
+      if constexpr (!Config::kSerial) pv_[i] = 0.0f;
     }
+    ptx::reg_fence(o_);  // now, beside Q K^T: ptxas would do it after the first softmax
+    unpromoted_ = 0;
   }
 
   // Descriptors are recomputed at each use: registers are scarce.
@@ -424,23 +425,23 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void visit_blocks(int32_t n, Visit visit) {
     const int32_t size = params_.problem.descale_block;
     const int32_t key = n * kTileKv, last = max(work_tile().len.kv - 1, 0);
+    const auto block_of = [&](int32_t j) { return size == 0 ? 0 : min(j, last) / size; };
     if (size % (kTileKv / 2) == 0) {  // half of a tile is of one block
-      const int32_t first = size == 0 ? 0 : key / size;
-      const int32_t second = size == 0 ? 0 : min(key + kTileKv / 2, last) / size;
+      const int32_t first = block_of(key), second = block_of(key + kTileKv / 2);
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) visit(i, i < kTileKv / 4 ? first : second);
     } else {
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
-        visit(i, min(key + lane() % 4 * 2 + i / 4 * 8 + i % 2, last) / size);
+        visit(i, block_of(key + lane() % 4 * 2 + i / 4 * 8 + i % 2));
       }
     }
   }
 
   KvState kv_state_;
   int32_t unpromoted_ = 0;
-  float exponent_scale_,
-      inverse_v_;  // inverse_v_: 1 / largest_descale_v(), with descales by blocks
+  float exponent_scale_;
+  float inverse_v_;  // 1 / largest_descale_v(), with descales by blocks
   float tile_sum_[2];
   uint32_t p_[kTileKv / 8];
   float o_[kDimV / 2];
