@@ -15,6 +15,9 @@ def block_masks():
                                ((256, 512), "bf16", dict(bias="u8", bias_empty=0.2, sink=True))):
         yield Case(seqlen_q=300, seqlen_kv=5000, heads_q=2, dim_qk=64, dtype=dtype, blocks=sizes,
                    density=0.04, **more)
+    # Whole Q tiles that see nothing, and KV tiles of 128 keys.
+    yield Case(seqlen_q=700, seqlen_kv=900, heads_q=2, dim_qk=64, dtype="bf16", blocks=(128, 128),
+               density=0.12)
     yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
                backward=True)
     # Tiles of a GPU's kernels that are whole but for the blocks, which they cut; large heads.

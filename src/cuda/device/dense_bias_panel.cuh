@@ -50,10 +50,12 @@ struct DenseBiasPanels {
   template <int kCount>
   __device__ __forceinline__ float forward(SLayout, float (&s)[kCount], float factor) const {
     static_assert(kCount == kTileKv / 2, "a whole tile");
-    switch (dtype_size(dtype)) {
-      case 4: add_fp32(s, factor); break;
-      case 2: add_16_bit(s, factor); break;
-      default: hide(s, factor);
+    if (dtype == FLASHATTN_DTYPE_F32) {
+      add_fp32(s, factor);
+    } else if (dtype == FLASHATTN_DTYPE_U8) {
+      hide(s, factor);
+    } else {
+      add_16_bit(s, factor);
     }
     return 1.0f;
   }
@@ -129,10 +131,12 @@ struct TransposedBiasPanels {
 
   // log2e: in the units of the scores.
   __device__ __forceinline__ void add(StLayout<>, float (&s)[kCount], float log2e) const {
-    switch (dtype_size(dtype)) {
-      case 4: add_fp32(s, log2e); break;
-      case 2: add_16_bit(s, log2e); break;
-      default: hide(s);
+    if (dtype == FLASHATTN_DTYPE_F32) {
+      add_fp32(s, log2e);
+    } else if (dtype == FLASHATTN_DTYPE_U8) {
+      hide(s);
+    } else {
+      add_16_bit(s, log2e);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cinttypes>
 
 #include "core/error.h"
+#include "core/philox.h"
 #include "core/score_mod.h"
 #include "core/select.h"
 #include "cuda/host/bwd_rows.h"
@@ -13,7 +14,6 @@
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
-
 namespace {
 
 // A negative scale is no special case: the backward pass looks for no maximum.
@@ -207,6 +207,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
   p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
   const bool has_softcap = problem_.softcap != 0;
+  p.keep_scale = dropout_keep_scale(common.dropout_threshold);
   p.softcap_inner = has_softcap ? problem_.scale / problem_.softcap : 0.0f;
   p.score_scale = (has_softcap ? problem_.softcap : problem_.scale) * kLog2E;
   p.softcap = softcap_;

@@ -21,7 +21,7 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
   // Kernels compiled for dropout: sign bits that mark the dropped elements of each pair.
-  using Signs = DropoutSigns<kTileQ / 4, Config::kStagePInDs>;
+  using Signs = DropoutSigns<kTileQ / 4, Base::kLacksRegisters>;
   // Runtime kernels.
   struct RuntimePrefetch {
     uint32_t keep_bits;     // bit i: dropout keeps element i

@@ -16,6 +16,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
+  using Base::kLacksRegisters, Base::kHasSlicedDropout;
   using Base::storage_, Base::params_;
   using Base::work_tile, Base::kSliceQ, Base::kTileQ, Base::lane, Base::row;
   using Operand = typename Base::PFragment;
@@ -44,9 +45,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   }
 
   // LSE of a slice's queries, in units of log2(e), is preloaded where registers allow: not with
-  // score modifications, nor with dropout where P is staged (kStagePInDs).
-  static constexpr bool kPreloadsLse =
-      !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
+  // score modifications.
+  static constexpr bool kPreloadsLse = !Config::kHasScoreMod && !kLacksRegisters;
   using Lse = float2[kPreloadsLse ? kSliceQ / 8 : 1];
 
   __device__ __forceinline__ void load_lse(Lse& lse, uint32_t slot, int slice = 0) const {
@@ -81,7 +81,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
                                                count, slice, range);
     } else {
-      const float factor = params_.common.problem.scale * kLog2E;
+      // The same number; but a product would take a register.
+      const float factor =
+          kHasSlicedDropout ? params_.score_scale : params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {
         exponents_.subtract_bases(s, this->bases_at(q_coord, count, slice));
       }
@@ -121,7 +123,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         for (int m = 0; m < kSliceQ / 16; ++m) {
 #pragma unroll
           for (int i = 4 * m; i < 4 * m + 4; ++i) {
-            const uint32_t signs = prefetched[i];
+            const uint32_t signs = prefetched[slice * (kSliceQ / 4) + i];
             p_for_ds[i] = p[i] | (signs & 0x80008000u);
             p[i] &= ~ptx::sign_mask(signs);
           }
@@ -148,7 +150,10 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), slice);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored this P
-    const float p_scale = this->p_scale();
+    float p_scale = this->p_scale();
+    // Otherwise ptxas loads it anew for each element. Without a softcap input_scale is +0.
+    if constexpr (kHasSlicedDropout)
+      p_scale = ptx::order_after(p_scale, dp[0], __float_as_uint(params_.softcap.input_scale));
     typename BwdDenseBias<Config>::DbiasColumns dbias;
     if constexpr (kAddsDbias) dbias = bias_.dbias_columns(q_coord, count);
 #pragma unroll
@@ -361,7 +366,6 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 
   // Zeros P where a query does not see a key.
   __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
-    constexpr bool kLacksRegisters = Config::kStagePInDs && Config::kIsDropout;
     using Mask = std::conditional_t<kLacksRegisters, IntervalMask, PairMasks<kSliceQ>>;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

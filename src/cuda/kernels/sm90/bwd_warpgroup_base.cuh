@@ -37,6 +37,11 @@ class BwdWarpgroupBase {
   // 2 (lane % 4) + e.
   using SAccum = float[kSliceQ / 2];
   using PFragment = uint32_t[kSliceQ / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
+  // Dropout on two slices of queries: signs of both are held.
+  static constexpr bool kHasSlicedDropout = Config::kIsDropout && kTileQ > kSliceQ;
+  // Registers are scarce then, and with dropout where P is staged.
+  static constexpr bool kLacksRegisters =
+      kHasSlicedDropout || (Config::kIsDropout && Config::kStagePInDs);
   using QState = PipelineState<Config::kQStages>;
   using DoutState = PipelineState<Config::kDoStages>;
   using DsState = PipelineState<Config::kDsStages>;
@@ -70,6 +75,8 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ float p_scale() const {
     constexpr float kUnit = kPUnit<typename Config::T>;
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return kUnit;
+    // A division in each step takes registers. Other kernels would spill without, by chance.
+    if constexpr (kHasSlicedDropout) return kUnit * params_.keep_scale;
     return kUnit * Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
@@ -334,8 +341,8 @@ class BwdWarpgroupBase {
     if (!Config::kStreamK || partials == 1) return true;
     constexpr int kQuads = kAccRegs / 4,
                   kClusterConsumers = kClusterSize<Config> * Config::kConsumers;
-    const int32_t consumer =
-        static_cast<int32_t>(cta_rank<Config>()) * Config::kConsumers + consumer_;
+    int32_t consumer = static_cast<int32_t>(cta_rank<Config>()) * Config::kConsumers + consumer_;
+    if constexpr (kHasSlicedDropout) consumer = no_hoist(consumer);
     const auto at = [&](int32_t partial) {
       return reinterpret_cast<float4*>(params_.partials) +
              (static_cast<int64_t>(partial) * kClusterConsumers + consumer) *

@@ -216,8 +216,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     pack_p<kHalf>(s, signs);
   }
 
-  // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
-  // of the other warpgroups.
+  // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, under others' WGMMAs.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
   __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const AlibiRows& alibi = {}) {
     const KvState v_state = kv_state_;
@@ -237,9 +236,9 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->warp_scheduler_arrive();
     TileDropoutSigns signs;
     score_mod().draw_dropout(signs, n);
-    // This is computed while the WGMMAs run; latencies after them are exposed.
-    AlibiTile alibi_tile;
+    AlibiTile alibi_tile;  // computed while the WGMMAs run; latencies after them are exposed
     if constexpr (kPath == ScorePath::kAlibi) alibi_tile = score_mod().alibi_tile(alibi, n);
+    const bool is_masked = Config::kHasDenseBias && this->is_masked(n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
     this->consumer_release(storage_.k, kv_state_);
@@ -255,7 +254,9 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else {
       score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, false);
       this->advance_bias();
-      if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
+      if constexpr (Config::kHasDenseBias) this->apply_mask_if(is_masked, n);
+      if constexpr (!Config::kHasDenseBias && (kIsOnline || kPath == ScorePath::kMasked))
+        apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->update_base(s, to_base_units(), {0.0f, 0.0f}, false, o_scale);
         this->exp2_online(s);

@@ -211,9 +211,11 @@ class FwdScoreMod {
           BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
       const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
       const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
-      const int32_t end = visible.end;
+      // Between the work tile's first and last KV tile lie all blocks that are shown.
+      const int32_t begin = max(visible.begin, work_tile().kv_begin * kTileKv),
+                    end = min(visible.end, work_tile().kv_end * kTileKv);
 #pragma unroll 1
-      for (int32_t j = visible.begin; j < end; j += blocks.block_kv - j % blocks.block_kv) {
+      for (int32_t j = begin; j < end; j += blocks.block_kv - j % blocks.block_kv) {
         if (blocks.shows(i, j)) return true;
       }
       return false;

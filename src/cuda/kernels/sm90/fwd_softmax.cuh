@@ -80,6 +80,15 @@ class FwdSoftmax : public FwdConsumer<Config> {
     __syncwarp();
   }
 
+  // For kernels without a block mask: whether masks hide a key of tile n, which is asked early, as
+  // its latency is exposed later; and its masks.
+  __device__ __forceinline__ bool is_masked(int32_t n) const {
+    return n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end;
+  }
+  __device__ __forceinline__ void apply_mask_if(bool is_masked, int32_t n) {
+    if (is_masked) score_mod().apply_mask(s_, n * kTileKv);
+  }
+
   __device__ __forceinline__ void apply_masks(int32_t n) {
     if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end) {
       score_mod().apply_mask(s_, n * kTileKv);

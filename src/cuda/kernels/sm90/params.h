@@ -145,6 +145,7 @@ struct BackwardParams {
   int32_t adds_dbias;  // kDenseBias: the kernel adds dbias to args.dbias, which is cleared before
   CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
   SoftcapWithDerivative softcap;
+  float keep_scale;  // of the elements of P that dropout keeps
 };
 
 }  // namespace flashattn::cuda::sm90
