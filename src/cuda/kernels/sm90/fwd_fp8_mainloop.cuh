@@ -423,8 +423,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   // Calls visit(i, block) for each element of s_.
   template <class Visit>
   __device__ __forceinline__ void visit_blocks(int32_t n, Visit visit) {
-    const int32_t size = params_.problem.descale_block;
-    const int32_t key = n * kTileKv, last = max(work_tile().len.kv - 1, 0);
+    const int32_t size = params_.problem.descale_block, key = n * kTileKv;
+    const int32_t last = max(work_tile().len.kv - 1, 0);
     const auto block_of = [&](int32_t j) { return size == 0 ? 0 : min(j, last) / size; };
     if (size % (kTileKv / 2) == 0) {  // half of a tile is of one block
       const int32_t first = block_of(key), second = block_of(key + kTileKv / 2);
@@ -432,9 +432,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       for (int i = 0; i < kTileKv / 2; ++i) visit(i, i < kTileKv / 4 ? first : second);
     } else {
 #pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) {
+      for (int i = 0; i < kTileKv / 2; ++i)
         visit(i, block_of(key + lane() % 4 * 2 + i / 4 * 8 + i % 2));
-      }
     }
   }
 
