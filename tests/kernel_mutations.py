@@ -111,7 +111,8 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode_merge.cuh", r"0\.0f : x \* weight;", "0.0f : x;", ["sm80 cluster"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(
-        "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",
+        "sm90/fwd_softmax.cuh", r"(if \(n < .* \|\| n) >= (warpgroup_tile\(\)\.full_end)",
+        r"\1 > \2",
         ["sm90 causal"]),
     "Hopper: V past the last key is not cleared": Mutation(
         "sm90/fwd_mainloop.cuh", r"if \(!params_\.kv_has_tail \|\| .*\) (return;)", r"\1",
