@@ -2,6 +2,7 @@
 // fwd_fp8.cuh.
 #pragma once
 
+#include "cuda/kernels/sm90/fwd_fp8_descales.cuh"
 #include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
 #include "wgmma.cuh"
 
@@ -79,7 +80,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       kv_state_.advance();
     }
     this->skip_tiles(kv_state_, n, work_tile().kv_begin);
-    FwdEpilogue<Config, FwdFp8OStore<Config>>(*this).finish_tile(o_, largest_descale_v(),
+    FwdEpilogue<Config, FwdFp8OStore<Config>>(*this).finish_tile(o_, descales().largest_of_v(),
                                                                  work_tile().redo_online);
     q_state_.advance();
   }
@@ -148,7 +149,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   template <bool kMasked>
   __device__ __forceinline__ bool softmax(int32_t n) {
     if constexpr (kIsRuntime) {
-      apply_descales(n);
+      descales().apply(s_, n);
       score_mod().modify(s_, n * kTileKv, false);
     }
     if constexpr (kMasked) {
@@ -259,7 +260,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     row_sum_[1] += tile_sum_[1];
     if constexpr (kIsRuntime) {
       score_mod().apply_dropout(s_, n);
-      weigh_by_descale_v(n);
+      descales().weigh(s_, n, inverse_v_);
     }
 #pragma unroll
     for (int j = 0; j < kTileKv / 32; ++j) {
@@ -357,90 +358,27 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  // A descale of block `block` of this work tile's KV head; 1 without an array.
-  __device__ __forceinline__ float descale(const flashattn_tensor& tensor, int32_t block) const {
-    if (tensor.data == nullptr) return 1.0f;
-    const int64_t head = work_tile().h / params_.problem.q_heads_per_kv_head();
-    return static_cast<const float*>(
-        tensor.data)[work_tile().b * tensor.stride_batch + head * tensor.stride_head +
-                     block * tensor.stride_seq];
+  __device__ __forceinline__ FwdFp8Descales<Config> descales() const {
+    return FwdFp8Descales<Config>(*this);
   }
 
-  // Loads the factors of a work tile. Only runtime kernels take descales by blocks.
+  // Loads the factors of a work tile.
   __device__ __forceinline__ void load_exponent_scale() {
-    const Inputs& in = params_.args.inputs;
     exponent_scale_ = Base::ScoreMod::exponent_scale(params_);
     if (!kIsRuntime) {
-      exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
-      exponent_scale_ = fmaxf(exponent_scale_, FLT_MIN);  // times 0, hidden scores would be NaN
+      // With a factor of 0 hidden scores would be NaN.
+      exponent_scale_ = fmaxf(exponent_scale_ * descales().of_scores(), FLT_MIN);
     }
     if (kIsRuntime && params_.problem.descale_block != 0) {
-      const float largest = largest_descale_v();
+      const float largest = descales().largest_of_v();
       inverse_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;
-    }
-  }
-
-  // The largest descale of V: P is weighed by the others relative to it.
-  __device__ __forceinline__ float largest_descale_v() const {
-    const flashattn_tensor& descales = params_.args.inputs.descale_v;
-    const int32_t size = params_.problem.descale_block;
-    if (work_tile().len.kv == 0) return 1.0f;  // without keys there is no descale
-    if (!kIsRuntime || size == 0) return descale(descales, 0);
-    float largest = 0.0f;
-    const int32_t blocks = (work_tile().len.kv + size - 1) / size;
-    for (int32_t n = lane(); n < blocks; n += 32) {
-      largest = fmaxf(largest, fabsf(descale(descales, n)));
-    }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    }
-    return largest;
-  }
-
-  // Multiplies products of E4M3 by the descales of Q and K.
-  __device__ __forceinline__ void apply_descales(int32_t n) {
-    const Inputs& in = params_.args.inputs;
-    const int32_t size = params_.problem.descale_block;
-    float of_q[2];
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
-      of_q[mi] = descale(in.descale_q, size == 0 ? 0 : i / size);
-    }
-    visit_blocks(
-        n, [&](int i, int32_t block) { s_[i] *= of_q[i / 2 % 2] * descale(in.descale_k, block); });
-  }
-
-  // Multiplies P by its key's descale of V, relative to the largest one.
-  __device__ __forceinline__ void weigh_by_descale_v(int32_t n) {
-    if (params_.problem.descale_block == 0 || inverse_v_ == 0.0f) return;
-    visit_blocks(n, [&](int i, int32_t block) {
-      s_[i] *= descale(params_.args.inputs.descale_v, block) * inverse_v_;
-    });
-  }
-
-  // Calls visit(i, block) for each element of s_.
-  template <class Visit>
-  __device__ __forceinline__ void visit_blocks(int32_t n, Visit visit) {
-    const int32_t size = params_.problem.descale_block, key = n * kTileKv;
-    const int32_t last = max(work_tile().len.kv - 1, 0);
-    const auto block_of = [&](int32_t j) { return size == 0 ? 0 : min(j, last) / size; };
-    if (size % (kTileKv / 2) == 0) {  // half of a tile is of one block
-      const int32_t first = block_of(key), second = block_of(key + kTileKv / 2);
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) visit(i, i < kTileKv / 4 ? first : second);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i)
-        visit(i, block_of(key + lane() % 4 * 2 + i / 4 * 8 + i % 2));
     }
   }
 
   KvState kv_state_;
   int32_t unpromoted_ = 0;
   float exponent_scale_;
-  float inverse_v_;  // 1 / largest_descale_v(), with descales by blocks
+  float inverse_v_;  // 1 / largest_of_v(), with descales by blocks
   float tile_sum_[2];
   uint32_t p_[kTileKv / 8];
   float o_[kDimV / 2];
