@@ -29,7 +29,8 @@ ROWS = {
     "sm80": ("fwd 16 64 64 1 128 3 plain", "fwd 16 64 64 1 64 3 runtime",
              "fwd 16 576 512 1 32 1 runtime 8 2", "decode 16 64 64 1 128 2 2 deep",
              "bwd 16 64 4 2 64 32 2 2 plain"),
-    "sm90": ("fwd 16 64 64 3 128 plain", "mla 16 576 512", "bwd 16 64 128 plain"),
+    "sm90": ("fwd 16 64 64 3 128 plain", "mla 16 576 512", "mla_transposed 16 16",
+             "bwd 16 64 128 plain"),
 }
 SECONDS = 120  # for one case; a kernel that runs on has a fault, too
 
@@ -51,6 +52,12 @@ CASES = {
                    heads_kv=1, dim_qk=576, dim_v=512, v_in_k=True, causal=True, splits=1),
     "latent rising": case("sm90", seqlen_q=1, seqlen_kv=700, heads_q=16, heads_kv=1, dim_qk=576,
                           dim_v=512, v_in_k=True, amplitude=14.0, splits=1),
+    "records": case("sm90", batch=2, seqlen_q=1, seqlen_kv=500, lens_kv=[500, 333], heads_q=12,
+                    heads_kv=1, dim_qk=576, dim_v=512, dtype_kv="f8", descale_dim=128,
+                    strides="record", splits=1),
+    "records rising": case("sm90", seqlen_q=1, seqlen_kv=700, heads_q=16, heads_kv=1, dim_qk=576,
+                           dim_v=512, dtype_kv="f8", descale_dim=128, strides="record",
+                           amplitude=3.0, splits=1),
     "sm80 forward": case("sm80", seqlen_q=130, seqlen_kv=333, heads_q=4, causal=True),
     "sm80 groups": case("sm80", batch=2, seqlen_q=130, seqlen_kv=150, heads_q=4, heads_kv=2),
     "sm80 window": case("sm80", seqlen_q=130, seqlen_kv=333, window=(100, 40)),
@@ -140,6 +147,14 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/mla_mainloop.cuh", r"storage_\.redo = 1;", "storage_.redo = 0;", ["latent rising"]),
     "latent: row sums are of one warpgroup's tiles": Mutation(
         "sm90/mla_consumer.cuh", r"sums\[0\] \+ sums\[Config::kTileQ\]", "sums[0]", ["latent"]),
+    "records: O keeps its unit": Mutation(
+        "sm90/mla_transposed_mainloop.cuh", r"change_unit\(unit_of\(.*\);", "", ["records"]),
+    "records: all columns have the first group's descales": Mutation(
+        "sm90/mla_transposed_mainloop.cuh", r"factors \+ i \* 64 / kLatentDescaleDim .* \+ (x)",
+        r"factors + \1", ["records"]),
+    "records: O is not rescaled when the base rises": Mutation(
+        "sm90/mla_transposed_consumer.cuh", r"if \(.*rescales\)\) scale_o_by_row\(\);", "",
+        ["records rising"]),
     "Hopper: dQ lacks the scale": Mutation(
         "sm90/dq_convert.cuh", r"(dq\.x) \* scale", r"\1", ["sm90 backward"]),
     "decode: the row sum is not rescaled": Mutation(
