@@ -108,6 +108,9 @@ std::string Fp8ForwardKernels::describe(const Shape& shape,
   if (problem_.dim_v > kernel_.entry->dim_v) {
     text += ", for " + std::to_string(kernel_.entry->dim_v) + " columns of V at a time";
   }
+  if (kernel_.entry->dim_v == 64 && problem_.has_mask(FLASHATTN_MASK_CAUSAL)) {
+    text += ", no faster than in 16 bits";
+  }
   return text + stream_k_.describe(*kernel_.entry, shape);
 }
 
