@@ -52,7 +52,7 @@ class Quantized:
     """What the library makes of a case's wider q, k and v, per sequence."""
 
     def __init__(self, case, device, data, plan_case, transform=0, seed=0, only="qkv"):
-        self.case, self.transform = case, transform
+        self.case, self.device, self.transform = case, device, transform
         self.plan_case = plan_case
         call, fields, names = self.stage(device, data, seed, only)
         for buffer in set(call.buffers.values()):
@@ -198,14 +198,18 @@ def test_numbers(device, case, transform):
 
 
 def same_as_on_the_cpu(got, wanted):
-    """Every bit, as sums of doubles hardly ever round to another mean; but Hopper transforms 16
-    bits on tensor cores, whose sums may round to another last bit of fp32."""
-    transformed_16 = got.transform and got.case.dtype != "f32"
+    """Every bit, as sums of doubles hardly ever round to another mean; but where a GPU has
+    clusters, tensor cores transform rows of 16 bits, and round to another last bit of fp32 at
+    times: elements that differ are neighbours, one in 10^4 at most."""
+    transformed_16 = (
+        got.transform and got.case.dtype != "f32" and got.case.dim_qk >= 32
+        and got.device.padding > 1  # vectors can be loaded
+        and capi.device_properties(got.device.kind).compute_capability >= 90)
     for name in got.x:
         for a, b in zip(got.x[name], wanted.x[name]):
             if transformed_16 and name != "v":
                 differ = a != b
-                assert differ.sum() <= 1 + 1e-3 * differ.size, name
+                assert differ.sum() <= 1 + 1e-4 * differ.size, name
                 np.testing.assert_allclose(a[differ], b[differ], rtol=0.126, atol=2.0 ** -9)
             else:
                 np.testing.assert_array_equal(a, b, name)
@@ -322,7 +326,7 @@ class Hostile(Quantized):
     """A call whose lengths are spoilt once everything else is in place."""
 
     def __init__(self, case, device, data, rng):
-        self.case, self.plan_case = case, eight(case)
+        self.case, self.device, self.plan_case = case, device, eight(case)
         self.transform = capi.SMOOTH_K | capi.ROTATE
         self.refused = False
         call, fields, names = self.stage(device, data, SEED, "qkv")
