@@ -117,10 +117,11 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   p.by_pairs = FastDivmod::of(std::max(p.pairs, 1));
   const bool has_tokens = shape.batch > 0 && shape.seqlen_q > 0;
   const bool makes_descales = args.update_descales && has_tokens && (in.k.data || in.v.data);
-  for (AppendOperand& x : p.operands) {
+  for (int n = 0; n < 3; ++n) {
+    AppendOperand& x = p.operands[n];
     x.first_vec = p.vecs;
     if (x.from.data) {
-      p.vecs += (&x == p.operands ? problem.heads_q : problem.heads_kv) * x.by_vecs.divisor;
+      p.vecs += (n > 0 ? problem.heads_kv : problem.heads_q) * x.by_vecs.divisor;
     }
   }
   // lens_out may be lens_kv: then the kernel writes it where one CTA alone reads it, or else a

@@ -109,7 +109,7 @@ std::string Fp8ForwardKernels::describe(const Shape& shape,
     text += ", for " + std::to_string(kernel_.entry->dim_v) + " columns of V at a time";
   }
   if (kernel_.entry->dim_v == 64 && problem_.has_mask(FLASHATTN_MASK_CAUSAL)) {
-    text += ", no faster than in 16 bits";
+    text += ", hardly faster than in 16 bits";
   }
   return text + stream_k_.describe(*kernel_.entry, shape);
 }

@@ -55,7 +55,7 @@ class ChunkTransform {
     }
   }
 
-  // What transformed numbers must be multiplied by.
+  // The factor that transformed numbers lack.
   __device__ __forceinline__ float rest() const { return log2_size_ % 2 ? 0.70710678f : 1.0f; }
 
   // Tiles times the matrix of kTileColumns; kMean: minus the mean in `table` times it. Begins
@@ -281,7 +281,7 @@ class ChunkTransform {
   const int32_t columns_;  // of a row's lanes
   int32_t log2_size_ = 0;  // of the matrix; 0: no rotation
   uint32_t matrix_[2][2][4];
-  // Which elements of operand b are negated: those of word n have bits 15 - n and 31 - n.
+  // Signs of elements of operand b: bits 15 - n and 31 - n negate those of word n.
   uint32_t signs_ = 0;
 };
 

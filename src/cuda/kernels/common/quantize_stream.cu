@@ -107,8 +107,7 @@ struct NoTransform {
   __device__ explicit NoTransform(const QuantizeParams&) {}
 };
 
-// What becomes of the rows of a block. mean: where the mean of k lies in shared memory; 0: it is
-// not needed.
+// The work on rows of a block. mean: shared-memory address of the mean of k; 0: the rows need none.
 struct Task {
   bool transforms = false, subtracts = false;
   uint32_t mean = 0;

@@ -81,7 +81,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply_score_mod<kMasked, kMayBeLargeLse>(s, p, p_for_ds, prefetched, q_coord, kind, slot,
                                                count, slice, range);
     } else {
-      // The same number; but a product would take a register.
+      // Both are the same number. The product would take a register.
       const float factor =
           kHasSlicedDropout ? params_.score_scale : params_.common.problem.scale * kLog2E;
       if (!Config::kHasDenseBias && kMayBeLargeLse && (kind & Base::kLargeLse)) {

@@ -85,22 +85,18 @@ class FwdFp8Descales {
                                            const float (&of_row)[2]) const {
     const int32_t size = params_.problem.descale_block, key = n * kTileKv;
     const int32_t last = max(consumer_.work_tile().len.kv - 1, 0);
+    const auto of_key = [&](int32_t j) { return of_keys[size == 0 ? 0 : min(j, last) / size]; };
     if (size % (kTileKv / 2) == 0) {
-      float of_half[2] = {of_keys[0], 0.0f};
-      of_half[1] = of_half[0];
-      if (size > 0) {
-        of_half[0] = of_keys[key / size];
-        of_half[1] = of_keys[min(key + kTileKv / 2, last) / size];
-      }
-      const float factors[2][2] = {{of_half[0] * of_row[0], of_half[0] * of_row[1]},
-                                   {of_half[1] * of_row[0], of_half[1] * of_row[1]}};
+      const float first = of_key(key), second = of_key(key + kTileKv / 2);
+      const float factors[2][2] = {{first * of_row[0], first * of_row[1]},
+                                   {second * of_row[0], second * of_row[1]}};
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) s[i] *= factors[i >= kTileKv / 4][i / 2 % 2];
     } else {
-      const int32_t first = key + consumer_.lane() % 4 * 2;
+      const int32_t own = key + consumer_.lane() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
-        s[i] *= of_keys[min(first + i / 4 * 8 + i % 2, last) / size] * of_row[i / 2 % 2];
+        s[i] *= of_keys[min(own + i / 4 * 8 + i % 2, last) / size] * of_row[i / 2 % 2];
       }
     }
   }

@@ -80,16 +80,17 @@ class FwdSoftmax : public FwdConsumer<Config> {
     __syncwarp();
   }
 
-  // For kernels without a block mask: whether masks hide a key of tile n, which is asked early, as
-  // its latency is exposed later; and its masks.
+  // Whether a mask, other than a block mask, hides a key of tile n from a row.
   __device__ __forceinline__ bool is_masked(int32_t n) const {
     return n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end;
   }
+  // For kernels without a block mask that ask is_masked() early: later its latency is exposed.
   __device__ __forceinline__ void apply_mask_if(bool is_masked, int32_t n) {
     if (is_masked) score_mod().apply_mask(s_, n * kTileKv);
   }
 
   __device__ __forceinline__ void apply_masks(int32_t n) {
+    // is_masked(), written out: a call changes the code of all kernels.
     if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end) {
       score_mod().apply_mask(s_, n * kTileKv);
       if constexpr (Config::kPacksHeads) {

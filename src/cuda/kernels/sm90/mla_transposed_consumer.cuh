@@ -39,7 +39,7 @@ class MlaTransposedConsumer {
   __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return storage_.work_tile; }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   __device__ __forceinline__ int32_t warp() const { return no_hoist(threadIdx.x) % 128 / 32; }
-  // Of both warpgroups' threads.
+  // The index among the threads of both warpgroups.
   __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) - 128; }
   __device__ __forceinline__ int32_t key() const { return warp() * 16 + lane() / 4; }
   __device__ __forceinline__ int32_t row() const { return lane() % 4 * 2; }
@@ -319,7 +319,7 @@ class MlaTransposedConsumer {
   }
 
   __device__ __forceinline__ void mask_by_pages(int32_t stage) {
-    // Those of the warp's keys.
+    // Bit n says whether the page of the warp's key n is shown.
     const uint32_t shown = const_cast<const volatile uint16_t&>(storage_.shown_kv[stage][warp()]);
     const bool low = shown >> lane() / 4 & 1, high = shown >> lane() / 4 + 8 & 1;
 #pragma unroll
