@@ -110,9 +110,11 @@ class Run:
             raise Failed("meson test gave no results")
         tests = [json.loads(line) for line in results.read_text().splitlines()]
         skipped = [test["name"] for test in tests if test["result"] == "SKIP"]
+        bad = [test["name"] for test in tests
+               if test["result"] not in ("OK", "EXPECTEDFAIL", "SKIP")]
         self.skipped += skipped
-        good = sum(test["result"] in ("OK", "EXPECTEDFAIL") for test in tests)
-        return Count(good, len(tests) - good - len(skipped), len(skipped))
+        self.failed += bad
+        return Count(len(tests) - len(bad) - len(skipped), len(bad), len(skipped))
 
     def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
                python: str = sys.executable, under: Sequence[str] = (),
