@@ -46,12 +46,9 @@ def mutations(run: Run) -> Count:
     """Wrong formulas in the tests' own reference are noticed: see tests/mutations.py."""
     sys.path.insert(0, str(ROOT / "tests"))
     names = importlib.import_module("mutations").MUTATIONS
-    env = run.library(release(run))
-    bad = [name for name in names
-           if run.call([sys.executable, str(ROOT / "tests" / "mutations.py"), name], env,
-                       check=False)]
-    run.failed += bad
-    return Count(len(names) - len(bad), len(bad))
+    program = str(ROOT / "tests" / "mutations.py")
+    return run.commands({name: [sys.executable, program, name] for name in names},
+                        run.library(release(run)))
 
 
 def quick(run: Run) -> Count:
@@ -188,11 +185,9 @@ def fuzz(run: Run) -> Count:
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
     commands = fuzzer.suite(["42", str(run.seed)])
-    bad = [" ".join(command) for command in commands
-           if run.call(command, fuzzer.env, check=False)]
-    run.failed += bad
     run.skipped += [] if fuzzer.libfuzzer else [fuzzer.without_libfuzzer]
-    return Count(len(commands) - len(bad), len(bad), len(run.skipped))
+    count = run.commands({" ".join(command): command for command in commands}, fuzzer.env)
+    return count + Count(skipped=len(run.skipped))
 
 
 def tsan(run: Run) -> Count:

@@ -82,6 +82,12 @@ class Run:
             raise Failed(f"{pathlib.Path(command[0]).name} failed with status {status}")
         return status
 
+    def commands(self, commands: Dict[str, List[str]], env: Dict[str, str]) -> Count:
+        """Commands by what they are called, each of which is a test."""
+        bad = [name for name, command in commands.items() if self.call(command, env, check=False)]
+        self.failed += bad
+        return Count(len(commands) - len(bad), len(bad))
+
     def compile(self, name: str, *options: str, env: Optional[Dict[str, str]] = None,
                 targets: Sequence[str] = ()) -> pathlib.Path:
         """Configures, unless that was done with the same options, and builds build/NAME."""
