@@ -37,6 +37,7 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
           (word * 32 + lane - head * tiles + work_tile.q_tiles.begin) * Config::kTileQ;
       const int32_t y_end =
           (min(query + Config::kTileQ, work_tile.len.q) - 1) / problem.block_q + 1;
+      const bool has_lens = problem.mask & FLASHATTN_MASK_BLOCK_LENS;
       int32_t y = query / problem.block_q;
       const uint8_t* on = in.block_mask + work_tile.b * in.block_mask_stride_batch +
                           (work_tile.kv_head * params.common.q_heads_per_kv_head + head) *
@@ -48,9 +49,9 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
 #pragma unroll 1
         for (int32_t x = begin / problem.block_kv;
              x <= (end - 1) / problem.block_kv && !(visible && !full); ++x) {
-          const bool shown = on[x];
-          visible |= shown;
-          full &= shown && Config::kSplitsBlockMask;
+          const int32_t byte = on[x];  // as in BlockMask::kind()
+          visible |= byte != 0;
+          full &= byte > has_lens && Config::kSplitsBlockMask;
         }
       }
     }
