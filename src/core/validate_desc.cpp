@@ -245,8 +245,7 @@ void check_conflicts(const Problem& p) {
       {p.has_mask(kMaskOfBlocks) && !p.has_mask(FLASHATTN_MASK_BLOCKS),
        FLASHATTN_REASON_MASK_COMBINATION, "mask",
        "mask has BLOCK_LISTS or BLOCK_LENS, which say more of the blocks of BLOCKS, but not "
-       "BLOCKS; "
-       "add that or clear them"},
+       "BLOCKS; add that or clear them"},
       {p.has_mask(FLASHATTN_MASK_PAGES) && !paged, FLASHATTN_REASON_MASK_COMBINATION, "mask",
        "mask has PAGES, by which page_table hides keys, but layout has no PAGED_KV; add that or "
        "clear PAGES"},

@@ -178,3 +178,28 @@ def test_descriptions_without_blocks(description):
     with pytest.raises(ValueError, match="BLOCK_LISTS or BLOCK_LENS.* not BLOCKS; add") as caught:
         flashattn.check(dtype="float32", heads_q=2, dim_qk=8, **description)
     assert caught.value.field == "mask" and caught.value.reason is Reason.MASK_COMBINATION
+
+
+def test_the_workspace_holds_the_mask():
+    """It is made there: a limit that leaves no room for it is refused, one that does is kept."""
+    maxima = dict(max_batch=2, max_seqlen_q=400, max_seqlen_kv=700)
+    plain = dict(dtype="float32", heads_q=4, dim_qk=16, block_q=1, block_kv=1, **maxima)
+    without, needed = (flashattn.Plan(**plain, block_lists=lists).workspace_size()
+                       for lists in (False, True))
+    mask = 2 * 4 * 400 * 704  # rows of whole vectors
+    assert mask <= needed - without <= mask + 1024
+    plan = flashattn.Plan(**plain, block_lists=True, workspace_limit=needed)
+    assert plan.workspace_size() <= needed
+    assert plan.workspace_size("forward", batch=1, seqlen_q=9, seqlen_kv=9) < needed
+    with pytest.raises(flashattn.UnsupportedError, match="workspace_limit") as refused:
+        flashattn.Plan(**plain, block_lists=True, workspace_limit=mask)
+    assert refused.value.reason == Reason.WORKSPACE_LIMIT
+
+
+def test_more_blocks_than_a_mask_may_have():
+    options = dict(dtype="float32", heads_q=64, dim_qk=1, block_q=1, block_kv=1)
+    sizes = dict(max_batch=1, max_seqlen_q=1 << 20, max_seqlen_kv=1 << 21)
+    flashattn.Plan(**options, **sizes)
+    with pytest.raises(ValueError, match="2\\^46 blocks") as refused:
+        flashattn.Plan(**options, **sizes, block_lens=True)
+    assert refused.value.field == "max_seqlen_kv"
