@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// What the caller gives. A tensor whose data is NULL is not given.
+// The arrays that the caller gives. A tensor whose data is NULL is not given.
 struct BlockMaskArgs {
   flashattn_tensor mask;               // uint8_t; without BLOCK_LISTS
   flashattn_tensor index, begin, end;  // int32_t; with BLOCK_LISTS

@@ -265,7 +265,7 @@ function from_0(numbers::AbstractArray, first::Integer, option::Symbol)
     first in (0, 1) || refuse(:VALUE, "",
         "$option = $first; give 0 or 1, the number that the first of them has")
     numbers isa AbstractArray{<:Integer} || return int32(numbers)  # which says what is wrong
-    # What is no Int32 is the number of none as well.
+    # A number beyond Int32 names no page or block either.
     return first == 0 ? int32(numbers) :
            (n -> n < 1 ? Int32(-1) : n > typemax(Int32) ? typemax(Int32) : Int32(n - 1)).(numbers)
 end

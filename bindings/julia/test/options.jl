@@ -26,7 +26,7 @@
 end
 
 @testset "lists and lengths of blocks" begin
-    # Of 3 queries and 4 keys a block: 3 by 4. Query blocks see key blocks 1 and 4, none, 2 to 4.
+    # Blocks have 3 queries and 4 keys: 3 by 4 blocks, which see key blocks 1 and 4, none, 2 to 4.
     q, k, v = (normal(Float32, 8, 2, n, 2) for n in (9, 14, 14))
     on = BitArray([1 0 0; 0 0 1; 0 0 1; 1 0 1])
     index = [4 0 3; 1 -1 2; 0 99 4]
@@ -42,7 +42,7 @@ end
     @test given.args[].block_index.data == pointer(from_0) && isempty(given.made)
     @test given.args[].block_entries == 3 && !isempty(inputs(index).made)
     @test same(block_index = [1 3 3; 4 1 2; 2 2 4], block_end = [2, 0, 3])
-    # Of a sparse matrix: one list for all columns.
+    # A sparse matrix has one list for all its columns.
     rowval, colptr = [1, 4, 2, 3, 4], [1, 3, 3, 6]
     @test same(block_index = reshape(rowval, :, 1), block_begin = colptr[1:3] .- 1, block_end = colptr[2:4] .- 1)
     @test all(iszero, attention(q, k, v; block_index = zeros(Int, 0, 3), sizes...))

@@ -13,7 +13,7 @@ const H: usize = 3;
 const D: usize = 16;
 const DIMS: [usize; 4] = [B, S, H, D];
 const LEN: usize = B * S * H * D;
-// Of 8 queries and 4 keys a block: 3 by 5.
+// Blocks have 8 queries and 4 keys: 3 by 5 blocks.
 const ON: [[u8; 5]; 3] = [[1, 0, 0, 0, 1], [0; 5], [0, 1, 1, 1, 0]];
 const INDEX: [i32; 9] = [4, 0, -1, -1, -1, -1, 3, 1, 2]; // -1: none
 const LENS: [i32; 5] = [4, 4, 1, 0, 2];
