@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
     const uint32_t start = ptx::shared_address(shared);
-    // One thread per warp works; in a scheduler with block masks the whole warp does.
+    // One thread per warp works; in a scheduler that lists Q tiles the whole warp does.
     const bool elected = (Config::kHasBlockMask && warp == 1) || ptx::elect();
     if constexpr (kHalfWarpPostprocess<Config>) {
       // These threads return here: they wait for the scheduler, which must not wait for them to
