@@ -45,6 +45,7 @@ add("runtime-causal-ordered", base.replace(softcap=9.0, bias="bf16", causal=True
 @pytest.mark.parametrize("name", list(CASES))
 def test_it(name, device, capsys):
     case = CASES[name]
-    info = capi.Plan(capi.descriptor(case, device)).info(capi.BACKWARD, capi.sizes_of(case))
+    plan = capi.Plan(capi.descriptor(case, device))
+    info = plan.info(capi.BACKWARD, capi.sizes_of(case))
     with capsys.disabled(): print(name, capi.ffi.string(info.kernel).decode(), info.workspace)
     verify(case, device)

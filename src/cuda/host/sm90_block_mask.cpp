@@ -1,6 +1,8 @@
 // Block masks in the Hopper backward pass: choice of kernels, workspace, launch.
 #include "cuda/host/sm90_block_mask.h"
 
+#include <algorithm>
+
 #include "cuda/host/preload.h"
 #include "cuda/kernels/sm90/bwd_block_mask.h"
 
@@ -8,7 +10,6 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 constexpr int64_t kListAlignment = 32;  // entries: lists of two CTAs share no line of a cache
-constexpr int64_t kListsPerCta = 2;     // the stages of work tiles
 
 bool lists_q_tiles(const BackwardEntry& entry) {
   return entry.score_mod == ScoreModKind::kBlockMask || entry.score_mod == ScoreModKind::kRuntime;
@@ -39,11 +40,13 @@ void take_q_tile_lists(const BackwardEntry& entry, int32_t multiprocessors, Back
   const Problem& problem = common.problem;
   const Inputs& in = common.args.inputs;
   const Shape& shape = common.args.shape;
-  p.q_tile_list_size =
-      ceil_div(static_cast<int64_t>(p.max_q_tiles) * common.q_heads_per_kv_head, kListAlignment) *
-      kListAlignment;
+  // At most what fits_q_coord() takes.
+  p.q_tile_list_size = ceil_div(static_cast<int64_t>(std::min(p.max_q_tiles, kMaxListedTiles)) *
+                                    std::min(common.q_heads_per_kv_head, kMaxListedHeads),
+                                kListAlignment) *
+                       kListAlignment;
   p.q_tile_lists = workspace->take<uint32_t>(p.q_tile_list_size * (common.ordered ? 2 : 1) *
-                                             kListsPerCta * multiprocessors);
+                                             kWorkTileStages * multiprocessors);
   if (!problem.has_mask(FLASHATTN_MASK_BLOCKS)) return;
   BlockMaskBits& mask = p.block_mask;
   const HeadTiles words = HeadTiles::of_queries(problem, shape, 32 * entry.tile_q);
@@ -52,11 +55,15 @@ void take_q_tile_lists(const BackwardEntry& entry, int32_t multiprocessors, Back
   mask.max_kv_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv));
   mask.shares_heads = in.block_mask_stride_head == 0;
   mask.shares_batch = in.block_mask_stride_batch == 0 && !reads_lengths(problem, in);
-  // Strides are known only when a call's arrays are: there is memory for the bits of every head.
-  mask.q_tiles = workspace->take<QTileBits>(words.count() * problem.heads_q * mask.max_kv_tiles);
+  // Strides are known only when a call's arrays are: there is memory for the bits of every head. No
+  // launch has more tiles than fit 32 bits.
+  const auto of_heads = [&](int64_t count) {
+    return std::min<int64_t>(count * problem.heads_q, INT32_MAX);
+  };
+  mask.q_tiles = workspace->take<QTileBits>(of_heads(words.count()) * mask.max_kv_tiles);
   if (common.ordered) {
-    mask.kv_tiles = workspace->take<KvTileBits>(common.head_tiles(entry.tile_q) * problem.heads_q *
-                                                mask.kv_words());
+    mask.kv_tiles =
+        workspace->take<KvTileBits>(of_heads(common.head_tiles(entry.tile_q)) * mask.kv_words());
   }
 }
 

@@ -80,7 +80,6 @@ struct DqPostprocessTile {
   uint32_t done[4];      // tiles that each warp has converted
 };
 
-constexpr int kWorkTileStages = 2;
 constexpr uint32_t kDeferredTiles = 4;  // dQ tiles that a DqReducer publishes at once
 
 // kTwoCta. peer_ds_full: the peer's dS has arrived. index_full: in CTA 1, the index of a work tile

@@ -54,7 +54,8 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr bool kBiasInDs = false;  // the bias has stages of its own, one panel each
   static constexpr int kClusterTileKv = kTileKv;
-  static constexpr bool kStreamK = true;                 // CTAs may share a KV tile
+  // CTAs may share a KV tile, but not under a mask.
+  static constexpr bool kStreamK = !Tiles::kHasBlockMask || Tiles::kIsRuntime;
   static constexpr int kAccRegs = (kDimQk + kDimV) / 2;  // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
   static constexpr int kKStages = kKStages_;  // the next K is loaded while dQ needs this one

@@ -34,6 +34,9 @@ constexpr int32_t kMaxDropoutTiles = 1 << 20;
 // tiles of a head; heads of a GQA group.
 constexpr int32_t kMaxListedTiles = 1 << 17, kMaxListedHeads = 1 << 11;
 
+// Work tiles of a CTA of the backward kernel that are planned or at work.
+constexpr int kWorkTileStages = 2;
+
 // Threads per multiprocessor of the dQ postprocess kernel.
 constexpr int32_t kPostprocessThreadsPerSm = 1024;
 
