@@ -207,9 +207,9 @@ __global__ void __launch_bounds__(32 * kWarps, 2)
   ptx::griddep_wait();
   ptx::griddep_launch_dependents();
   const BlockMaskBits& mask = params.block_mask;
-  const int32_t list = blockIdx.x / mask.max_q_words;
+  const int32_t head_idx = blockIdx.x / mask.max_q_words;
   const int32_t heads = mask.shares_heads ? 1 : params.common.problem.heads_q;
-  BwdBlockMask(params, list / heads, list % heads, blockIdx.x - list * mask.max_q_words)
+  BwdBlockMask(params, head_idx / heads, head_idx % heads, blockIdx.x - head_idx * mask.max_q_words)
       .run(counts);
 }
 
