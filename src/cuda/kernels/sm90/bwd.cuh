@@ -19,11 +19,11 @@
 // bwd_two_warpgroup.cuh: no dQ warpgroup; larger Q tiles, or larger heads for the same 128 keys.
 // For heads of 192 and 128, half of the scheduler's warp converts dQ.
 //
-// Kernels for block masks, and for any score modification, list the Q tiles that they visit, so that
-// no role meets a hidden one. Before, bwd_block_mask.cu finds which tiles the mask shows, in bits,
-// and for each Q tile the number of KV tiles that add to its dQ. The scheduler's warp makes a list
-// for each work tile, bwd_q_tile_list.cuh; the producer and the reducers walk it, and the producer
-// passes each entry to the consumers with its Q.
+// Kernels for block masks, and for any score modification, list the Q tiles that they visit, so
+// that no role meets a hidden one. Before, bwd_block_mask.cu finds which tiles the mask shows, in
+// bits, and for each Q tile the number of KV tiles that add to its dQ. The scheduler's warp makes a
+// list for each work tile, bwd_q_tile_list.cuh; the producer and the reducers walk it, and the
+// producer passes each entry to the consumers with its Q.
 //
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.
