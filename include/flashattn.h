@@ -225,7 +225,8 @@ enum flashattn_mask {
   /* Aligns i and j at the start of the sequence instead of at its end, for the masks above and
    * for ALiBi. */
   FLASHATTN_MASK_TOP_LEFT = 8,
-  /* block_mask[b, h, i / block_q, j / block_kv] != 0 */
+  /* block_mask[b, h, i / block_q, j / block_kv] != 0. A block of which the other masks hide nothing
+   * needs no other number: kernels tell from positions. */
   FLASHATTN_MASK_BLOCKS = 16,
   /* Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
    * tree_bits[b, i] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
@@ -236,7 +237,13 @@ enum flashattn_mask {
    * they need no memory. Where every query is a sequence of its own (batch * seqlen_q sequences of
    * one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
    * it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV. */
-  FLASHATTN_MASK_PAGES = 64
+  FLASHATTN_MASK_PAGES = 64,
+  /* With BLOCKS: block_index lists the blocks that are on, in the place of block_mask, as the block
+   * masks of FlexAttention and block-sparse rows do. */
+  FLASHATTN_MASK_BLOCK_LISTS = 128,
+  /* With BLOCKS: j % block_kv < block_lens[b, h, j / block_kv]: the keys of a block that count, as of
+   * tiles of video that are not full. */
+  FLASHATTN_MASK_BLOCK_LENS = 256
 };
 
 /* What is added to the scores, as bits. */
@@ -481,7 +488,7 @@ typedef struct flashattn_args {
   /* (heads_q); f32; required with SINK. Natural logits. */
   const float *sink;
   /* (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
-   * BLOCKS. */
+   * BLOCKS. Not with BLOCK_LISTS. */
   flashattn_tensor block_mask;
   /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
    * least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
@@ -550,6 +557,23 @@ typedef struct flashattn_args {
    * v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
    * PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)). */
   flashattn_tensor descale_latent;
+  /* (batch, heads_q, ceil(seqlen_q / block_q), block_entries); i32; required with BLOCK_LISTS. For
+   * each block of queries a row that has the numbers of the blocks of keys that it sees, in any
+   * order. What is no number of a block, as -1 is not, counts for nothing. */
+  flashattn_tensor block_index;
+  /* (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The first entry of
+   * block_index's row that counts. NULL: 0. Of block-sparse rows it is indptr, and a stride_seq of 0
+   * lets them all be in one row of block_index. */
+  flashattn_tensor block_begin;
+  /* (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The end of the entries
+   * that count: how many there are where block_begin is NULL, indptr + 1 of block-sparse rows. NULL:
+   * block_entries. */
+  flashattn_tensor block_end;
+  /* Entries of a row of block_index. 0 without BLOCK_LISTS. */
+  int64_t block_entries;
+  /* (batch, heads_q, ceil(seqlen_kv / block_kv)); i32; required with BLOCK_LENS. Keys of a block that
+   * count, from its first on: at least 0, at most block_kv. */
+  flashattn_tensor block_lens;
 } flashattn_args;
 
 typedef struct flashattn_merge_args {

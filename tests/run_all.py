@@ -46,10 +46,9 @@ def mutations(run: Run) -> Count:
     """Wrong formulas in the tests' own reference are noticed: see tests/mutations.py."""
     sys.path.insert(0, str(ROOT / "tests"))
     names = importlib.import_module("mutations").MUTATIONS
-    env = run.library(release(run))
-    passed = sum(run.call([sys.executable, str(ROOT / "tests" / "mutations.py"), name], env,
-                          check=False) == 0 for name in names)
-    return Count(passed, len(names) - passed)
+    program = str(ROOT / "tests" / "mutations.py")
+    return run.commands({name: [sys.executable, program, name] for name in names},
+                        run.library(release(run)))
 
 
 def quick(run: Run) -> Count:
@@ -186,9 +185,9 @@ def fuzz(run: Run) -> Count:
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
     commands = fuzzer.suite(["42", str(run.seed)])
-    passed = sum(run.call(command, fuzzer.env, check=False) == 0 for command in commands)
     run.skipped += [] if fuzzer.libfuzzer else [fuzzer.without_libfuzzer]
-    return Count(passed, len(commands) - passed, len(run.skipped))
+    count = run.commands({" ".join(command): command for command in commands}, fuzzer.env)
+    return count + Count(skipped=len(run.skipped))
 
 
 def tsan(run: Run) -> Count:
@@ -408,7 +407,7 @@ def main() -> int:
 
 
 def run_suites(run: Run, table: Dict[str, Callable[[], Count]]) -> int:
-    total = Count()
+    total, failures = Count(), []
     print(f"what is drawn at random: --random-seed={run.seed}", flush=True)
     if run.device == "cpu" and "cuda" in table:
         build_ahead(run)
@@ -436,7 +435,12 @@ def run_suites(run: Run, table: Dict[str, Callable[[], Count]]) -> int:
             print(f"--- the end of {run.log.relative_to(ROOT)}")
             print("\n".join(run.log.read_text(errors="replace").splitlines()[-60:]), flush=True)
             print("---")
+            named = [*run.failed, *filter(None, [why[2:]])] or ["see above"]
+            failures += [f"failed in {name}: {what}" for what in named]
         total += count
+    # Once more: of a long output, often only the end is at hand.
+    if failures:
+        print("\n".join([*failures, f"drawn at random: --random-seed={run.seed}"]))
     print(total)
     return 1 if total.failed or not total.passed else 0
 

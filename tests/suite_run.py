@@ -82,6 +82,12 @@ class Run:
             raise Failed(f"{pathlib.Path(command[0]).name} failed with status {status}")
         return status
 
+    def commands(self, commands: Dict[str, List[str]], env: Dict[str, str]) -> Count:
+        """Commands by what they are called, each of which is a test."""
+        bad = [name for name, command in commands.items() if self.call(command, env, check=False)]
+        self.failed += bad
+        return Count(len(commands) - len(bad), len(bad))
+
     def compile(self, name: str, *options: str, env: Optional[Dict[str, str]] = None,
                 targets: Sequence[str] = ()) -> pathlib.Path:
         """Configures, unless that was done with the same options, and builds build/NAME."""
@@ -110,9 +116,11 @@ class Run:
             raise Failed("meson test gave no results")
         tests = [json.loads(line) for line in results.read_text().splitlines()]
         skipped = [test["name"] for test in tests if test["result"] == "SKIP"]
+        bad = [test["name"] for test in tests
+               if test["result"] not in ("OK", "EXPECTEDFAIL", "SKIP")]
         self.skipped += skipped
-        good = sum(test["result"] in ("OK", "EXPECTEDFAIL") for test in tests)
-        return Count(good, len(tests) - good - len(skipped), len(skipped))
+        self.failed += bad
+        return Count(len(tests) - len(bad) - len(skipped), len(bad), len(skipped))
 
     def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
                python: str = sys.executable, under: Sequence[str] = (),

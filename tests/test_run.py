@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+import run_all  # noqa: E402  pylint: disable=wrong-import-position
 import suite_run  # noqa: E402  pylint: disable=wrong-import-position
 SECONDS = 2.0
 SAID = {"": "usage: ./run COMMAND", "demo": "usage: ./run COMMAND", "build": "--cuda",
@@ -77,3 +78,30 @@ sys.exit({status})
     else:
         assert suite_run.Run.set_up("a_setup.py") == ["where it is"]
     assert capsys.readouterr().out == "setting up once: a\n"
+
+
+def test_the_end_of_a_run_names_what_failed(tmp_path, monkeypatch, capsys):
+    """Of a long output often only the end is at hand."""
+    monkeypatch.setattr(run_all, "ROOT", tmp_path)
+    monkeypatch.setattr(run_all, "LOGS", tmp_path)
+    run = suite_run.Run("cpu", 7)
+
+    def fails():
+        run.failed.append("a::test_b: no")
+        return log(suite_run.Count(1, 1, 0))
+
+    def stops():
+        log(None)
+        raise suite_run.Failed("the build failed")
+
+    def log(count):
+        run.log.write_text("said\n")
+        return count
+
+    table = {"fails": fails, "passes": lambda: log(suite_run.Count(5, 0, 0)), "stops": stops}
+    assert run_all.run_suites(run, table) == 1
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "failed in fails: a::test_b: no", "failed in stops: the build failed",
+        "drawn at random: --random-seed=7", "6 passed, 2 failed, 0 skipped"]
+    assert run_all.run_suites(run, {"passes": table["passes"]}) == 0
+    assert "failed in" not in capsys.readouterr().out

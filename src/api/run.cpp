@@ -27,16 +27,18 @@ int32_t flashattn_args_init(flashattn_args* args, uint32_t struct_size) {
   return guard("flashattn_args_init", [&](ErrorOut&) {
     using Args = flashattn_args;
     init_struct(args, "args", struct_size);
-    pack_strides(args, struct_size, {offsetof(Args, q),          offsetof(Args, k),
-                                     offsetof(Args, v),          offsetof(Args, page_table),
-                                     offsetof(Args, bias),       offsetof(Args, alibi_slopes),
-                                     offsetof(Args, block_mask), offsetof(Args, tree_bits),
-                                     offsetof(Args, descale_q),  offsetof(Args, descale_k),
-                                     offsetof(Args, descale_v),  offsetof(Args, o),
-                                     offsetof(Args, dout),       offsetof(Args, dq),
-                                     offsetof(Args, dk),         offsetof(Args, dv),
-                                     offsetof(Args, dbias),      offsetof(Args, scale_o),
-                                     offsetof(Args, amax_o),     offsetof(Args, descale_latent)});
+    pack_strides(args, struct_size, {offsetof(Args, q),           offsetof(Args, k),
+                                     offsetof(Args, v),           offsetof(Args, page_table),
+                                     offsetof(Args, bias),        offsetof(Args, alibi_slopes),
+                                     offsetof(Args, block_mask),  offsetof(Args, tree_bits),
+                                     offsetof(Args, descale_q),   offsetof(Args, descale_k),
+                                     offsetof(Args, descale_v),   offsetof(Args, o),
+                                     offsetof(Args, dout),        offsetof(Args, dq),
+                                     offsetof(Args, dk),          offsetof(Args, dv),
+                                     offsetof(Args, dbias),       offsetof(Args, scale_o),
+                                     offsetof(Args, amax_o),      offsetof(Args, descale_latent),
+                                     offsetof(Args, block_index), offsetof(Args, block_begin),
+                                     offsetof(Args, block_end),   offsetof(Args, block_lens)});
     return FLASHATTN_OK;
   });
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/block_mask_rows.h"
 #include "core/problem.h"
 
 namespace flashattn {
@@ -50,6 +51,9 @@ class Launcher {
   // Writes 0 to amax_o, for a call without queries.
   virtual int32_t clear_amax(const ForwardArgs& args, const Executor& on) const = 0;
   virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
+  // Makes a block mask, see BlockMaskRows, for the forward or backward call that follows.
+  virtual int32_t make_block_mask(const BlockMaskArgs& args, const BlockMaskRows& mask,
+                                  uint8_t* base, const Executor& on) const = 0;
   virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;
   virtual int32_t quantize(const QuantizeArgs& args, const Executor& on) const = 0;
   virtual int32_t append_kv(const AppendArgs& args, const Executor& on) const = 0;

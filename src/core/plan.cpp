@@ -1,5 +1,6 @@
 #include "core/plan.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <initializer_list>
 #include <string>
@@ -53,7 +54,7 @@ void check_workspace_limit(const Plan& plan) {
   }
   for (const uint32_t op : {FLASHATTN_OP_FORWARD, FLASHATTN_OP_BACKWARD}) {
     if (!plan.problem.has_op(op)) continue;
-    const int64_t bytes = plan.launcher->workspace(op, maxima.shape);
+    const int64_t bytes = needed_workspace(plan, op, maxima.shape);
     if (bytes <= plan.problem.workspace_limit) continue;
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_WORKSPACE_LIMIT, "workspace_limit",
            "the plan's maxima need %" PRId64
@@ -112,16 +113,24 @@ std::unique_ptr<Plan> make_plan(const flashattn_desc& desc) {
   check_shape(problem, maxima_of(problem), "max_");
   const Device& device = find_device(problem.device, problem.device_index);
   std::string passed_over;
+  // The launcher keeps to what a block mask leaves of the limit.
+  Problem own = problem;
+  if (own.workspace_limit > 0) {
+    own.workspace_limit =
+        std::max<int64_t>(own.workspace_limit - block_mask_bytes(problem, maxima_of(problem)), 1);
+  }
   const Backend& backend = select_backend(problem, device, backends(), &passed_over);
   std::unique_ptr<Plan> plan(
-      new Plan{problem, &device, &backend, backend.plan(problem, device, passed_over)});
+      new Plan{problem, &device, &backend, backend.plan(own, device, passed_over)});
   check_workspace_limit(*plan);
   log_choice(*plan);
   return plan;
 }
 
 int64_t needed_workspace(const Plan& plan, uint32_t op, const Shape& shape) {
-  return is_idle(op, shape) ? 0 : plan.launcher->workspace(op, shape);
+  return is_idle(op, shape)
+             ? 0
+             : plan.launcher->workspace(op, shape) + block_mask_bytes(plan.problem, shape);
 }
 
 int64_t workspace_size(const Plan* plan, uint32_t op, const Shape* shape) {

@@ -10,6 +10,9 @@
 
 namespace flashattn {
 
+// Bits of a mask by blocks that the library makes itself, from lists or lengths of blocks.
+constexpr uint32_t kMaskOfBlocks = FLASHATTN_MASK_BLOCK_LISTS | FLASHATTN_MASK_BLOCK_LENS;
+
 // A descriptor that passed validation, with every default resolved. ops, dtype_kv, dtype_o,
 // heads_kv, dim_v and scale are never 0, nor is dtype_bias with a dense bias or dtype_grad with
 // BACKWARD. Fields and bits of features that are off are 0.

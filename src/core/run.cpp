@@ -1,5 +1,7 @@
 // Checks everything, then launches. Nothing here allocates.
+#include <algorithm>
 #include <cinttypes>
+#include <iterator>
 
 #include "core/error.h"
 #include "core/plan.h"
@@ -49,6 +51,32 @@ void check_workspace(const Plan& plan, uint32_t op, const Shape& shape, const vo
   if (needed > 0) arrays->add_bytes("workspace", workspace, needed);
 }
 
+// Makes the block mask of a plan with BLOCK_LISTS or BLOCK_LENS at the start of the workspace, and
+// leaves the rest of it to the kernels.
+int32_t make_block_mask(const Plan& plan, const Shape& shape, const BlockMaskArgs& args,
+                        Inputs* inputs, void** workspace, const Executor& on) {
+  if (!plan.problem.has_mask(kMaskOfBlocks)) return FLASHATTN_OK;
+  BlockMaskRows mask = block_mask_rows(plan.problem, shape);
+  BlockMaskAllocator memory(*workspace);
+  uint8_t* const base = memory.take<uint8_t>(mask.bytes());
+  *workspace = static_cast<char*>(*workspace) + memory.bytes();
+  // Sequences and heads whose arrays repeat share a mask.
+  const flashattn_tensor* const given[] = {&args.mask, &args.index, &args.begin, &args.end,
+                                           &args.lens};
+  const auto repeats = [&](int64_t flashattn_tensor::* stride) {
+    return std::all_of(std::begin(given), std::end(given),
+                       [=](const flashattn_tensor* x) { return !x->data || x->*stride == 0; });
+  };
+  if (repeats(&flashattn_tensor::stride_batch)) mask.batch = 1;
+  if (repeats(&flashattn_tensor::stride_head)) mask.heads = 1;
+  inputs->block_mask = mask.row(base, 0, 0, 0);
+  inputs->block_mask_stride_batch = mask.batch > 1 ? mask.heads * mask.head_bytes() : 0;
+  inputs->block_mask_stride_head = mask.heads > 1 ? mask.head_bytes() : 0;
+  inputs->block_mask_stride_row = mask.stride_row;
+  if (mask.bytes() == 0) return FLASHATTN_OK;
+  return plan.launcher->make_block_mask(args, mask, base, on);
+}
+
 }  // namespace
 
 int32_t run_forward(const Plan* plan, const flashattn_args& args, void* workspace,
@@ -57,13 +85,17 @@ int32_t run_forward(const Plan* plan, const flashattn_args& args, void* workspac
   check_op(*plan, FLASHATTN_OP_FORWARD);
   const Executor on = check_executor(*plan, args, stream);
   ArrayList arrays;
-  const ForwardArgs own =
+  ForwardArgs own =
       check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
+  const BlockMaskArgs mask = check_block_mask(plan->problem, own.shape, own.inputs, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_FORWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) {
     return own.amax_o.data && own.shape.batch > 0 ? plan->launcher->clear_amax(own, on)
                                                   : FLASHATTN_OK;
+  }
+  if (const int32_t status = make_block_mask(*plan, own.shape, mask, &own.inputs, &workspace, on)) {
+    return status;
   }
   return plan->launcher->forward(own, workspace, on);
 }
@@ -74,11 +106,15 @@ int32_t run_backward(const Plan* plan, const flashattn_args& args, void* workspa
   check_op(*plan, FLASHATTN_OP_BACKWARD);
   const Executor on = check_executor(*plan, args, stream);
   ArrayList arrays;
-  const BackwardArgs own =
+  BackwardArgs own =
       check_backward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
+  const BlockMaskArgs mask = check_block_mask(plan->problem, own.shape, own.inputs, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_BACKWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_BACKWARD, own.shape)) return FLASHATTN_OK;
+  if (const int32_t status = make_block_mask(*plan, own.shape, mask, &own.inputs, &workspace, on)) {
+    return status;
+  }
   return plan->launcher->backward(own, workspace, on);
 }
 

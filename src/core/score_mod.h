@@ -2,7 +2,7 @@
 // backend and by every GPU kernel.
 #pragma once
 
-#include "core/problem.h"
+#include "core/block_mask_rows.h"
 
 namespace flashattn {
 
@@ -70,6 +70,7 @@ struct ScoreMod {
   const uint8_t* blocks;  // row of query 0 in the block mask; NULL: none
   int64_t blocks_row;
   int32_t block_q, block_kv;
+  const int32_t* block_lens;  // keys of each block that count; NULL: all
 
   // Whether scores need more than a positive factor.
   FLASHATTN_HD bool modified() const { return softcap != 0 || slope != 0 || bias || scale < 0; }
@@ -101,6 +102,9 @@ FLASHATTN_HD ScoreMod score_mod(const Problem& problem, const Inputs& in, int32_
     mods.blocks_row = in.block_mask_stride_row;
     mods.block_q = problem.block_q;
     mods.block_kv = problem.block_kv;
+    if (problem.mask & FLASHATTN_MASK_BLOCK_LENS) {
+      mods.block_lens = block_lens_of(mods.blocks, mods.blocks_row);
+    }
   }
   return mods;
 }

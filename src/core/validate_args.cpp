@@ -143,13 +143,20 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
   constexpr char kBackward[] = "op bit BACKWARD";
+  constexpr char kLists[] = "mask bit BLOCK_LISTS";
   constexpr char kCache[] = "dtype_kv F8E4M3 or I8 without layout bit LATENT_KV";
   const bool latent = problem.is_latent(), descales = problem.has_8bit_cache() && !latent;
   const Tensor tensors[] = {
       {"page_table", &args.page_table, paged, "layout bit PAGED_KV"},
       {"bias", &args.bias, bias(FLASHATTN_BIAS_DENSE), "bias bit DENSE"},
       {"alibi_slopes", &args.alibi_slopes, bias(FLASHATTN_BIAS_ALIBI), "bias bit ALIBI"},
-      {"block_mask", &args.block_mask, mask(FLASHATTN_MASK_BLOCKS), "mask bit BLOCKS"},
+      {"block_mask", &args.block_mask,
+       mask(FLASHATTN_MASK_BLOCKS) && !mask(FLASHATTN_MASK_BLOCK_LISTS),
+       "mask bit BLOCKS, without BLOCK_LISTS"},
+      {"block_index", &args.block_index, mask(FLASHATTN_MASK_BLOCK_LISTS), kLists},
+      {"block_begin", &args.block_begin, mask(FLASHATTN_MASK_BLOCK_LISTS), kLists},
+      {"block_end", &args.block_end, mask(FLASHATTN_MASK_BLOCK_LISTS), kLists},
+      {"block_lens", &args.block_lens, mask(FLASHATTN_MASK_BLOCK_LENS), "mask bit BLOCK_LENS"},
       {"tree_bits", &args.tree_bits, mask(FLASHATTN_MASK_TREE), "mask bit TREE"},
       {"descale_q", &args.descale_q, problem.has_8bit_q(), "dtype F8E4M3"},
       {"descale_k", &args.descale_k, descales, kCache},
@@ -228,7 +235,7 @@ void add_biases(const Problem& problem, const Shape& shape, flashattn_args* args
     in->alibi_stride_batch = args->alibi_slopes.stride_batch;
     in->alibi_stride_head = args->alibi_slopes.stride_head;
   }
-  if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS) && !problem.has_mask(FLASHATTN_MASK_BLOCK_LISTS)) {
     arrays->add(strided_array("block_mask", Use::kInput, &args->block_mask,
                               {shape.batch, heads, ceil_div(shape.seqlen_q, problem.block_q),
                                ceil_div(shape.seqlen_kv, problem.block_kv)},
@@ -322,6 +329,7 @@ void check_shape(const Problem& problem, const Shape& shape, const char* prefix)
   };
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   for (const Extent& extent : extents) check_extent(extent, problem.heads_q, dim, prefix);
+  check_block_mask_size(problem, shape, prefix);
 }
 
 ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args,

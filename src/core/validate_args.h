@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/arrays.h"
+#include "core/block_mask_rows.h"
 #include "core/problem.h"
 
 namespace flashattn {
@@ -19,6 +20,13 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
                           ArrayList* arrays);
 BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args args,
                             ArrayList* arrays);
+
+// Likewise the arrays of a block mask that the library makes. inputs: as check_forward() or
+// check_backward() returned them.
+BlockMaskArgs check_block_mask(const Problem& problem, const Shape& shape, const Inputs& inputs,
+                               flashattn_args args, ArrayList* arrays);
+// Refuses such a mask of too many blocks. prefix: as of check_shape().
+void check_block_mask_size(const Problem& problem, const Shape& shape, const char* prefix);
 
 // Each function checks all arguments, overlaps included. part_o is the caller's memory, so its
 // strides stay as given; resolve_strides() gives the strides to use.

@@ -30,7 +30,7 @@ void check_bits(const flashattn_desc& desc) {
       {"mask", desc.mask,
        FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK |
            FLASHATTN_MASK_TOP_LEFT | FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE |
-           FLASHATTN_MASK_PAGES},
+           FLASHATTN_MASK_PAGES | FLASHATTN_MASK_BLOCK_LISTS | FLASHATTN_MASK_BLOCK_LENS},
       {"bias", desc.bias, FLASHATTN_BIAS_ALIBI | FLASHATTN_BIAS_DENSE},
       {"features", desc.features,
        FLASHATTN_FEATURE_LSE | FLASHATTN_FEATURE_SINK | FLASHATTN_FEATURE_DLSE |
@@ -242,6 +242,10 @@ void check_conflicts(const Problem& p) {
        "one (with pages, lens_kv says how many tokens a sequence has)"},
       {p.has_mask(FLASHATTN_MASK_TREE) && backward, FLASHATTN_REASON_MASK_COMBINATION, "mask",
        "mask has TREE, which is for forward only, but ops has BACKWARD; clear one"},
+      {p.has_mask(kMaskOfBlocks) && !p.has_mask(FLASHATTN_MASK_BLOCKS),
+       FLASHATTN_REASON_MASK_COMBINATION, "mask",
+       "mask has BLOCK_LISTS or BLOCK_LENS, which say more of the blocks of BLOCKS, but not "
+       "BLOCKS; add that or clear them"},
       {p.has_mask(FLASHATTN_MASK_PAGES) && !paged, FLASHATTN_REASON_MASK_COMBINATION, "mask",
        "mask has PAGES, by which page_table hides keys, but layout has no PAGED_KV; add that or "
        "clear PAGES"},

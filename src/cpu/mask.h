@@ -43,6 +43,12 @@ FLASHATTN_INLINE void for_each_shown_range(const HiddenPages& pages, Interval ke
   }
 }
 
+// The end of the keys that count of block x of a block mask, at most `end`.
+FLASHATTN_INLINE int32_t block_end(const ScoreMod& mods, int32_t x, int32_t end) {
+  const int64_t len = mods.block_lens ? mods.block_lens[x] : mods.block_kv;
+  return clamp_index(static_cast<int64_t>(x) * mods.block_kv + len, end);
+}
+
 // Calls body(keys, full) for each range of keys whose mask blocks are on for some of the queries;
 // full: for all of them.
 template <class Body>
@@ -54,18 +60,20 @@ FLASHATTN_INLINE void for_each_active_range(const ScoreMod& mods, Interval queri
   for (int32_t j = keys.begin; j < keys.end;) {
     const int32_t x = j / mods.block_kv;
     const int32_t next = clamp_index((x + 1LL) * mods.block_kv, keys.end);
+    const int32_t end = block_end(mods, x, next);
     bool any = false, all = true;
     for (int32_t y = queries.begin / mods.block_q; y <= (queries.end - 1) / mods.block_q; ++y) {
       const bool on = mods.blocks[y * mods.blocks_row + x] != 0;
       any |= on;
       all &= on;
     }
-    if (any) {
-      active.end = next;
+    if (any && end > j) {
+      active.end = end;
       full &= all;
     }
-    if ((!any || next == keys.end) && active.begin < active.end) body(active, full);
-    if (!any) {
+    const bool gap = !any || end < next;
+    if ((gap || next == keys.end) && active.begin < active.end) body(active, full);
+    if (gap) {
       active = {next, next};
       full = true;
     }
@@ -102,7 +110,8 @@ inline void mask_row(const ScoreMod& mods, bool blocks, int32_t i, int32_t first
   for (int32_t j = first + shown.begin; j < first + shown.end;) {
     const int32_t x = j / mods.block_kv;
     const int32_t next = clamp_index((x + 1LL) * mods.block_kv, first + shown.end);
-    if (!row[x]) fill(s, j - first, next - first, -kInfinity);
+    const int32_t end = row[x] ? block_end(mods, x, next) : j;
+    fill(s, (end > j ? end : j) - first, next - first, -kInfinity);
     j = next;
   }
 }

@@ -111,7 +111,7 @@ CHECK(flashattn_tensor_stride_head,
 CHECK(flashattn_tensor_stride_seq,
       offsetof(flashattn_tensor, stride_seq) == 24);
 
-CHECK(flashattn_args, sizeof(flashattn_args) == 800);
+CHECK(flashattn_args, sizeof(flashattn_args) == 936);
 CHECK(flashattn_args_struct_size,
       offsetof(flashattn_args, struct_size) == 0);
 CHECK(flashattn_args_batch,
@@ -196,6 +196,16 @@ CHECK(flashattn_args_amax_o,
       offsetof(flashattn_args, amax_o) == 736);
 CHECK(flashattn_args_descale_latent,
       offsetof(flashattn_args, descale_latent) == 768);
+CHECK(flashattn_args_block_index,
+      offsetof(flashattn_args, block_index) == 800);
+CHECK(flashattn_args_block_begin,
+      offsetof(flashattn_args, block_begin) == 832);
+CHECK(flashattn_args_block_end,
+      offsetof(flashattn_args, block_end) == 864);
+CHECK(flashattn_args_block_entries,
+      offsetof(flashattn_args, block_entries) == 896);
+CHECK(flashattn_args_block_lens,
+      offsetof(flashattn_args, block_lens) == 904);
 
 CHECK(flashattn_merge_args, sizeof(flashattn_merge_args) == 112);
 CHECK(flashattn_merge_args_struct_size,
@@ -485,6 +495,8 @@ CHECK(FLASHATTN_MASK_TOP_LEFT_, FLASHATTN_MASK_TOP_LEFT == 8);
 CHECK(FLASHATTN_MASK_BLOCKS_, FLASHATTN_MASK_BLOCKS == 16);
 CHECK(FLASHATTN_MASK_TREE_, FLASHATTN_MASK_TREE == 32);
 CHECK(FLASHATTN_MASK_PAGES_, FLASHATTN_MASK_PAGES == 64);
+CHECK(FLASHATTN_MASK_BLOCK_LISTS_, FLASHATTN_MASK_BLOCK_LISTS == 128);
+CHECK(FLASHATTN_MASK_BLOCK_LENS_, FLASHATTN_MASK_BLOCK_LENS == 256);
 
 CHECK(FLASHATTN_BIAS_ALIBI_, FLASHATTN_BIAS_ALIBI == 1);
 CHECK(FLASHATTN_BIAS_DENSE_, FLASHATTN_BIAS_DENSE == 2);

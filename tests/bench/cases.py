@@ -25,7 +25,9 @@ class Case:
     latent: bool = False  # V is a view of the first dim_v elements of K's rows; f8: LATENT_KV
     causal: bool = False
     window: int = -1  # keys to the left; -1: none
-    block_density: float = 1.0  # of a block mask with blocks of 128 x 128; 1: none
+    block_density: float = 1.0  # of a block mask; 1: none
+    block_size: int = 128  # queries and keys of its blocks
+    block_lists: bool = False  # of the numbers of its blocks, not a number for each
     softcap: float = 0.0
     alibi: bool = False
     bias: str = ""  # dtype of a dense bias that all sequences share
@@ -58,6 +60,8 @@ class Case:
             raise ValueError("latent: forward, dim_v at most dim, without first_token")
         if self.descale_block and self.dtype != "f8":
             raise ValueError("descale_block: with dtype f8")
+        if self.block_lists and self.block_density == 1:
+            raise ValueError("block_lists: of a block mask")
         if self.tokens and (self.page_size != 1 or self.uneven or self.op != "forward"):
             raise ValueError("tokens: forward, pages of 1, without uneven lengths")
         if self.bias and (self.parts or self.page_size or self.uneven):
@@ -208,7 +212,9 @@ class Case:
             (self.alibi, "alibi"), (self.dtype_kv, f"{self.dtype_kv}-cache"),
             (self.bias, f"bias {self.bias}"), (self.dbias, "dbias"),
             (self.window >= 0, f"window {self.window}"),
-            (self.block_density < 1, f"blocks {self.block_density:g}"), (self.softcap, "softcap"),
+            (self.block_density < 1, f"blocks {self.block_density:g}"),
+            (self.block_density < 1 and self.block_size != 128, f"of {self.block_size}"),
+            (self.block_lists, "lists"), (self.softcap, "softcap"),
             (self.dropout, "dropout"), (self.repeatable, "repeatable"), (self.page_size, pages),
             (self.parts, f"{self.parts} parts"),
             (self.descale_block, f"descales of {self.descale_block}"),

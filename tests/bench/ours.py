@@ -35,6 +35,14 @@ class Prepared(NamedTuple):
     workspace: int
 
 
+def blocks_of(case: Case) -> np.ndarray:
+    """A block mask that all sequences and heads share: uint8 (blocks of queries, of keys)."""
+    shape = (-(-case.seqlen_q // case.block_size), -(-case.keys // case.block_size))
+    on = np.zeros(shape[0] * shape[1], np.uint8)
+    on[np.random.default_rng(1).permutation(on.size)[: round(on.size * case.block_density)]] = 1
+    return on.reshape(shape)
+
+
 def descriptor(case: Case) -> Dict[str, Any]:
     """The fields of flashattn_desc, but for where it is computed."""
     mask = int(Mask.CAUSAL) if case.causal else 0
@@ -55,7 +63,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
         fields["window_left"] = case.window
     if case.block_density < 1:
         mask |= int(Mask.BLOCKS)
-        fields["block_q"] = fields["block_kv"] = 128
+        mask |= int(Mask.BLOCK_LISTS) if case.block_lists else 0
+        fields["block_q"] = fields["block_kv"] = case.block_size
     if case.tokens:
         mask |= int(Mask.PAGES)
     if case.alibi:
@@ -171,12 +180,18 @@ class FlashAttn:
         if case.bias:
             fields["bias"] = (pointer(arrays["bias"]), 0, -1, -1)
         if case.block_density < 1:
-            blocks = (-(-case.seqlen_q // 128), -(-case.keys // 128))
-            on = np.zeros(blocks[0] * blocks[1], np.uint8)
-            on[np.random.default_rng(1).permutation(on.size)
-               [: round(on.size * case.block_density)]] = 1
-            mask = self.memory.of(on.reshape(blocks), "u8")
-            fields["block_mask"] = (pointer(mask), 0, 0, -1)
+            on = blocks_of(case)
+            if case.block_lists:
+                counts, (rows, columns) = on.sum(-1), on.shape
+                index = np.full((rows, columns), -1, np.int32)
+                index[np.arange(columns) < counts[:, None]] = np.nonzero(on)[1]
+                mask, ends = self.memory.of(index, "i32"), self.memory.of(counts, "i32")
+                fields.update(block_index=(pointer(mask), 0, 0, columns), block_entries=columns,
+                              block_end=(pointer(ends), 0, 0, 1))
+                keep.append(ends)
+            else:
+                mask = self.memory.of(on, "u8")
+                fields["block_mask"] = (pointer(mask), 0, 0, -1)
             keep.append(mask)
         return fields, keep
 

@@ -144,6 +144,21 @@ def _gpu_features() -> Iterator[Case]:
                 yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
 
 
+def _block_masks() -> Iterator[Case]:
+    """Beside the dense row. What a work tile costs beside its blocks weighs less with length."""
+    for op in ("forward", "backward"):
+        for dim, heads, lengths in ((64, 16, (4096, 16384, 65536)), (128, 16, (4096, 16384, 65536)),
+                                    (256, 8, (4096, 16384))):
+            for seqlen in lengths:
+                batch = max(16384 // seqlen, 1)
+                base = Case(op, "bf16", batch, heads if seqlen < 65536 else heads // 2,
+                            seqlen_q=seqlen, dim=dim)
+                yield base
+                for size, density in itertools.product((128, 64), (0.5, 0.25, 0.1, 0.03)):
+                    yield dataclasses.replace(base, block_density=density, block_size=size)
+                yield dataclasses.replace(base, block_density=0.1, block_lists=True)
+
+
 def _fp8_features() -> Iterator[Case]:
     for dim in (64, 128, 256):
         base = Case("forward", "f8", 4, 2048 // dim, seqlen_q=4096, dim=dim, causal=True)
@@ -214,6 +229,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "long-context": list(_long_context()),
     "features": list(_gpu_features()),
     "bias": list(_bias()),
+    "block-masks": list(_block_masks()),
     "sinks": list(_sinks(Case(batch=4, heads=16, seqlen_q=4096, dim=128, causal=True),
                          (64, 128, 256), (1024, 4096),
                          {"f16": (0, 10, 12, 20, 40), "bf16": (0, 12, 40, 100)})),

@@ -23,6 +23,7 @@ def test_prints_build_devices_and_matrix():
     assert flashattn.build_info() in shown
     assert flashattn.devices()[0].name in shown
     assert "bfloat16" in shown and "paged KV" in shown
+    assert "block lists" in shown and "lengths of blocks" in shown
 
 
 def test_markdown_is_a_table():

@@ -101,6 +101,13 @@ def test_varlen_paged_and_scores(fake):
                               **chosen)
     np.testing.assert_array_equal(got.host, want)
 
+    lists = {name: rng.integers(0, 4, shape, np.int32) for name, shape in (
+        ("block_index", (4, 3, 2)), ("block_end", (2, 1, 3)), ("block_lens", (3,)))}
+    want = flashattn.attention(q, q, q, **lists, **chosen)
+    got = flashattn.attention(*map(Array, (q, q, q)), **chosen,
+                              **{name: Array(array) for name, array in lists.items()})
+    np.testing.assert_array_equal(got.host, want)
+
 
 def test_merge_and_dropout_mask(fake):
     q, k = random(2, 9, 4, 16), random(2, 12, 4, 16)
@@ -130,6 +137,9 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(x, x, x, sink=Array(np.zeros(4))), "but q in host memory", "sink"),
     (lambda: flashattn.attention(x, x, x, block_mask=Array(np.ones((3, 3), bool)),
                                  block_q=3, block_kv=3), "but q in host memory", "block_mask"),
+    (lambda: flashattn.attention(*[Array(x)] * 3, block_index=np.zeros((3, 1), np.int32),
+                                 block_q=3, block_kv=3), "block_index lies in host memory",
+     "block_index"),
     (lambda: flashattn.attention(x, x, x, stream=3), "leave it out", "stream"),
     (lambda: flashattn.attention(x, x, x, device="cuda"), "q lies in host memory", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:1"), "device = 'cuda:1'", "device"),

@@ -99,8 +99,19 @@ std::vector<Array> list_arrays(const Facts& facts, flashattn_args* args) {
             sk);
   add_heads("alibi_slopes", &args->alibi_slopes, facts.has(d.bias, FLASHATTN_BIAS_ALIBI), kF32,
             work ? heads : 0, 1, 1);
-  add_heads("block_mask", &args->block_mask, facts.has(d.mask, FLASHATTN_MASK_BLOCKS),
-            FLASHATTN_DTYPE_U8, heads, blocks_of(sq, d.block_q), blocks_of(sk, d.block_kv));
+  const bool lists = facts.has(d.mask, FLASHATTN_MASK_BLOCK_LISTS);
+  const int64_t rows = blocks_of(sq, d.block_q), columns = blocks_of(sk, d.block_kv);
+  add_heads("block_mask", &args->block_mask, facts.has(d.mask, FLASHATTN_MASK_BLOCKS) && !lists,
+            FLASHATTN_DTYPE_U8, heads, rows, columns);
+  // Listed only where they are used, so that other inputs keep their meaning.
+  if (lists) {
+    add_heads("block_index", &args->block_index, true, kIntegers, heads, rows, args->block_entries);
+    add_heads("block_begin", &args->block_begin, true, kIntegers, heads, rows, 1);
+    add_heads("block_end", &args->block_end, true, kIntegers, heads, rows, 1);
+  }
+  if (facts.has(d.mask, FLASHATTN_MASK_BLOCK_LENS)) {
+    add_heads("block_lens", &args->block_lens, true, kIntegers, heads, columns, 1);
+  }
   // A row of bits for each query, also where q is packed.
   const bool tree = facts.has(d.mask, FLASHATTN_MASK_TREE);
   add("tree_bits", nullptr, &args->tree_bits, used(tree, input), none, FLASHATTN_DTYPE_U8, false,

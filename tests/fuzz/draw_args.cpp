@@ -14,6 +14,11 @@ Array& find(std::vector<Array>* arrays, const char* name) {
                        [&](const Array& a) { return std::strcmp(a.name, name) == 0; });
 }
 
+bool has(const std::vector<Array>& arrays, const char* name) {
+  return std::any_of(arrays.begin(), arrays.end(),
+                     [&](const Array& a) { return std::strcmp(a.name, name) == 0; });
+}
+
 int32_t* ints(std::vector<Array>* arrays, const char* name) {
   const Array& array = find(arrays, name);
   const bool there = array.block && array.bytes > 0;
@@ -68,10 +73,27 @@ void draw_pages(Input* in, const flashattn_args& args, bool hides, const Array& 
   damage(in, entries, n);
 }
 
+// Numbers of blocks, places in lists, lengths of blocks: some are near those that exist.
+void draw_blocks(Input* in, std::vector<Array>* arrays) {
+  for (const char* name : {"block_index", "block_begin", "block_end", "block_lens"}) {
+    int32_t* const values = has(*arrays, name) ? ints(arrays, name) : nullptr;
+    if (!values) continue;
+    const int64_t n = find(arrays, name).bytes / 4;
+    const uint64_t most = 1 + in->below(128);
+    Numbers numbers(in->word());
+    for (int64_t i = 0; i < n; ++i) {
+      const uint64_t bits = numbers.next();
+      values[i] = static_cast<int32_t>(bits >> 60 == 0 ? bits : bits % most);
+      if (bits >> 60 == 1) values[i] = -1 - values[i];
+    }
+  }
+}
+
 // What is optional is given or not; what the plan does not use is NULL.
 bool wants(Input* in, const Array& array) {
-  for (const char* optional : {"lens_q", "lens_kv", "starts_kv", "rng_device", "descale_q",
-                               "descale_k", "descale_v", "scale_o", "amax_o"}) {
+  for (const char* optional :
+       {"lens_q", "lens_kv", "starts_kv", "rng_device", "descale_q", "descale_k", "descale_v",
+        "scale_o", "amax_o", "block_begin", "block_end"}) {
     if (std::strcmp(array.name, optional) == 0) return array.wanted() && in->one_in(3);
   }
   return array.wanted() ? !in->mistake(64) : in->mistake(64);
@@ -166,6 +188,9 @@ void draw_call(Input* in, const Request& request, const Facts& facts, Memory* me
   draw_sizes(in, request, args);
   args->rng_seed = in->word();
   args->rng_offset = in->word();
+  if (facts.has(facts.desc.mask, FLASHATTN_MASK_BLOCK_LISTS)) {
+    args->block_entries = in->mistake(24) ? in->wild() : in->below(20);
+  }
   call->arrays = list_arrays(facts, args);
   const uint64_t seed = in->word();
   Numbers numbers(seed);
@@ -188,6 +213,7 @@ void draw_call(Input* in, const Request& request, const Facts& facts, Memory* me
   side(args->seqlen_kv, args->total_kv, "cu_seqlens_kv", "lens_kv", "starts_kv");
   draw_pages(in, *args, facts.has(facts.desc.mask, FLASHATTN_MASK_PAGES),
              find(&call->arrays, "page_table"));
+  draw_blocks(in, &call->arrays);
   while (in->mistake(8)) move_somewhere(in, call);
 }
 

@@ -107,7 +107,7 @@ void draw_latent(Input* in, flashattn_desc* d) {
   d->descale_dim = in->pick({1, 3, 16, 128});
 }
 
-// Trees, hidden pages, q and o of 8 bits. Behind all else, likewise.
+// Trees, hidden pages, q and o of 8 bits, lists of blocks. Behind all else, likewise.
 void draw_later(Input* in, flashattn_desc* d) {
   const bool backward = d->ops & FLASHATTN_OP_BACKWARD;
   if (!backward && in->one_in(6)) {
@@ -131,6 +131,10 @@ void draw_later(Input* in, flashattn_desc* d) {
   const bool narrow = d->dtype == FLASHATTN_DTYPE_F8E4M3 || d->dtype_kv == FLASHATTN_DTYPE_I8 ||
                       d->dtype_kv == FLASHATTN_DTYPE_F8E4M3;
   if (narrow && !backward && in->one_in(3)) d->dtype_o = FLASHATTN_DTYPE_F8E4M3;
+  if (d->mask & FLASHATTN_MASK_BLOCKS) {
+    if (in->one_in(3)) d->mask |= FLASHATTN_MASK_BLOCK_LISTS;
+    if (in->one_in(3)) d->mask |= FLASHATTN_MASK_BLOCK_LENS;
+  }
 }
 
 // A word of the descriptor, whichever it is, becomes something else.

@@ -1,4 +1,5 @@
-"""Cases of a block mask: sizes of blocks beside those of kernels' tiles, and what it hides."""
+"""Cases of a block mask: sizes of blocks beside those of kernels' tiles, what it hides, and the
+forms in which it is given."""
 from .case import DTYPES, Case
 
 
@@ -58,3 +59,39 @@ def block_masks():
             (192, (64, 128), dict(dim_v=128, sink=True)))):
         yield Case(seqlen_q=200, seqlen_kv=4500, dim_qk=dim, dtype=DTYPES[1 + n % 2], blocks=sizes,
                    density=0.06, **more)
+
+
+def block_lists():
+    forms = ("padded", "ends", "rows", "")
+    sizes = [(1, 1), (3, 5), (16, 16), (64, 64), (128, 32), (1000, 7), (65, 63)]
+    for n, blocks in enumerate(sizes):
+        yield Case(batch=2, seqlen_q=131, seqlen_kv=150, heads_q=2, dim_qk=16, blocks=blocks,
+                   block_dims=("bh", "h", "b", "")[n % 4], causal=n % 2 == 1, backward=True,
+                   strides=("packed", "padded")[n // 2 % 2], dtype=DTYPES[n % 3],
+                   block_lists=forms[n % 3], block_lens=(None, "bh", "h", "", "b")[n % 5])
+    small = Case(batch=2, seqlen_q=70, seqlen_kv=90, heads_q=4, heads_kv=2, dim_qk=32,
+                 blocks=(16, 32), block_lists="ends", backward=True)
+    yield small.replace(density=0.0)
+    yield small.replace(density=1.0, block_lens="bh")
+    yield small.replace(block_lists="", block_lens="h", lens_q=[70, 3], lens_kv=[41, 90])
+    yield small.replace(block_lists="rows", starts_kv=[7, 60], window=(50, 20), block_lens="b")
+    yield small.replace(dropout=0.3, sink=True, dsink=True, bias="f32", dbias="bhr",
+                        block_lens="bh")
+    yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
+               block_lists="rows", block_lens="bh", backward=True)
+    yield Case(batch=2, seqlen_q=1, seqlen_kv=700, heads_q=4, heads_kv=1, dim_qk=64, dtype="bf16",
+               blocks=(1, 64), block_lists="padded", block_lens="bh", page_size=16)
+    # Tiles of a GPU's kernels, whole and cut by blocks and by their ends; scores far above others.
+    for n, (dim, blocks, more) in enumerate((
+            (64, (64, 64), {}), (64, (128, 128), {}), (64, (48, 40), {}), (128, (64, 64), {}),
+            (128, (128, 128), dict(causal=True)), (128, (128, 256), dict(density=1.0)),
+            (256, (64, 64), {}), (256, (128, 128), dict(amplitude=40.0)),
+            (192, (64, 128), dict(dim_v=128)))):
+        yield Case(batch=2, seqlen_q=200, seqlen_kv=420, heads_q=4, heads_kv=2, dim_qk=dim,
+                   dtype=DTYPES[1 + n % 2], backward=True, blocks=blocks, block_lists=forms[n % 4],
+                   block_lens=("bh", "h", "")[n % 3], **more)
+    yield Case(seqlen_q=200, seqlen_kv=4500, dim_qk=128, dtype="bf16", blocks=(128, 64),
+               density=0.06, block_lists="ends", block_lens="bh")
+    # More blocks than are made at once.
+    yield Case(seqlen_q=70, seqlen_kv=9000, dim_qk=16, dtype="bf16", blocks=(64, 2), density=0.5,
+               block_lists="padded", block_lens="")

@@ -99,7 +99,8 @@ def descriptor(case, device):
         page_size=case.page_size,
         mask=(case.causal | (case.window is not None) << 1 | (case.chunk > 0) << 2
               | case.top_left << 3 | (case.blocks is not None) << 4 | (case.tree > 0) << 5
-              | (case.hidden is not None) << 6),
+              | (case.hidden is not None) << 6 | bool(case.block_lists) << 7
+              | (case.block_lens is not None) << 8),
         chunk=case.chunk, tree=case.tree, bias=bool(case.alibi) | bool(case.bias) << 1,
         features=(LSE * case.lse | SINK * case.sink | DLSE * (both and case.dlse)
                   | DBIAS * (both and case.dbias is not None) | DSINK * (both and case.dsink)),

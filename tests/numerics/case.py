@@ -50,6 +50,8 @@ class Case:
     top_left: bool = False
     blocks: Optional[Tuple[int, int]] = None
     block_dims: str = "bh"                # what the block mask does not broadcast over
+    block_lists: str = ""                 # padded ends rows: see block_lists.py
+    block_lens: Optional[str] = None      # what lengths of blocks do not broadcast over
     tree: int = 0                         # keys that bits show or hide
     tree_dims: str = "br"                 # what the bits do not broadcast over: batch, row
     density: float = 0.5                  # of block masks, boolean masks and the bits of trees

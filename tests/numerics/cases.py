@@ -1,6 +1,6 @@
 """The listed cases, by theme: odd on purpose, since kernels fail at the edges of tiles."""
 from .bias_cases import biases, bias_tiles
-from .block_cases import block_masks
+from .block_cases import block_lists, block_masks
 from .case import DTYPES, Case
 
 EDGES = (63, 64, 65)          # around the tile edges of the kernels
@@ -421,6 +421,6 @@ def latent():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
-    splits, strides, biases, bias_tiles, alibis, features, gradients, dropouts, many_queries,
-    many_heads, many_keys, latent)}
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, block_lists, trees, lengths,
+    starts, pages, splits, strides, biases, bias_tiles, alibis, features, gradients, dropouts,
+    many_queries, many_heads, many_keys, latent)}

@@ -11,8 +11,9 @@ from .dtypes import EIGHT_BITS, round_finite, round_to
 class Data:
     """Per sequence: q, k, v, dout (rows, heads, dim) and dlse (heads, rows). For all: bias
     (batch|1, heads|1, rows|1, keys), slopes (batch|1, heads), sink (heads), block_mask
-    (batch|1, heads|1, row blocks, key blocks), tree_bits (batch|1, rows|1, tree), hidden_pages
-    (batch, pages), descales of q, k, v (batch|1, heads_kv|1, blocks|1), scale_o (batch|1, heads|1).
+    (batch|1, heads|1, row blocks, key blocks), block_lens (batch|1, heads|1, key blocks), tree_bits
+    (batch|1, rows|1, tree), hidden_pages (batch, pages), descales of q, k, v (batch|1, heads_kv|1,
+    blocks|1), scale_o (batch|1, heads|1).
     LATENT_KV: k without the elements of v, and descale_latent per sequence (rows, heads, blocks).
     float32, exact in the dtype of the case; block_mask, tree_bits and hidden_pages are bool."""
     q: List[np.ndarray]
@@ -24,6 +25,7 @@ class Data:
     slopes: Optional[np.ndarray] = None
     sink: Optional[np.ndarray] = None
     block_mask: Optional[np.ndarray] = None
+    block_lens: Optional[np.ndarray] = None
     tree_bits: Optional[np.ndarray] = None
     hidden_pages: Optional[np.ndarray] = None
     descales: Dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -143,6 +145,10 @@ def make_data(case):
                       zip((case.seqlen_q, case.seqlen_kv), case.blocks))
         shape = kept(case.block_dims, case, "bh") + (rows, keys)
         data.block_mask = rng.random(shape) < case.density
+        if case.block_lens is not None:
+            shape = kept(case.block_lens, case, "bh") + (keys,)
+            lens = rng.integers(0, case.blocks[1] + 1, shape, dtype=np.int32)
+            data.block_lens = np.where(rng.random(shape) < 0.5, lens, np.int32(case.blocks[1]))
     if case.tree:
         shape = kept(case.tree_dims, case, "br") + (case.tree,)
         data.tree_bits = rng.random(shape) < case.density

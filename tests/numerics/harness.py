@@ -6,6 +6,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from . import capi
+from .block_lists import block_fields
 from .buffers import FILL, Buffer, Placement, place, place_pages
 from .data import make_data
 from .latent import cache_fields
@@ -236,10 +237,7 @@ class Call:
         if case.sink:
             fields["sink"] = capi.pointer(self.put("sink", "f32", data.sink), "float *")
         if case.blocks:
-            fields["block_mask"], buffer, index = self.strided(
-                "block_mask", "u8", data.block_mask.shape,
-                [c in case.block_dims for c in "bh"] + [True])
-            buffer.host[index] = data.block_mask
+            fields.update(block_fields(self))
         if case.tree:
             fields["tree_bits"] = self.tree_field(data.tree_bits)
         if case.dropout:

@@ -113,6 +113,8 @@ def masks(draw):
     if draw(one_in(5, True, otherwise=False)):
         fields["blocks"] = draw(size), draw(size)
         fields["block_dims"] = draw(st.sampled_from(("", "b", "h", "bh")))
+        fields["block_lists"] = draw(st.sampled_from(("", "padded", "ends", "rows")))
+        fields["block_lens"] = draw(one_in(3, "", "b", "h", "bh", otherwise=None))
     if draw(one_in(5, True, otherwise=False)):
         fields["tree"] = draw(st.sampled_from((1, 5, 31, 32, 33, 64, 100, 255, 256)))
         fields["tree_dims"] = draw(st.sampled_from(("br", "br", "r", "b", "")))

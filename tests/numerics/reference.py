@@ -64,6 +64,9 @@ def all_visible(case, data, b, rows, keys):
     if case.blocks:
         i, j = np.arange(rows) // case.blocks[0], np.arange(keys) // case.blocks[1]
         see = see & pick(data.block_mask, b)[:, i][:, :, j]
+        if case.block_lens is not None:
+            left = pick(data.block_lens, b)[:, j] > np.arange(keys) % case.blocks[1]
+            see = see & left[:, None]
     if case.bias == "u8":
         see = see & (pick(data.bias, b)[:, :rows, :keys] != 0)
     return see

@@ -77,6 +77,9 @@ def sharding(mesh, size):
     """Heads and batch are split without communication, and give the same as one process."""
     placements = {"batch": Shard(0), "heads": Shard(2)}
     bias, sink = shared(2, 4, 12, 12, seed=7), shared(4, seed=8)
+    index = torch.tensor([[0, -1], [1, 0], [2, 1]], dtype=torch.int32)  # of blocks of 4 by 4
+    lists = dict(block_index=index.expand(2, 4, 3, 2).contiguous(), block_end=index[:, 0] + 1,
+                 block_lens=torch.tensor([4, 2, 3], dtype=torch.int32).expand(4, 3).contiguous())
     for name, beside in itertools.product(placements, (False, True)):
         inputs = [shared(2, 12, h, 16, seed=i) for i, h in enumerate((4, 2, 2))]
         more = {"bias": bias, "sink": sink} if beside else {}
@@ -96,6 +99,12 @@ def sharding(mesh, size):
         torch.testing.assert_close(o.full_tensor(), alone.detach(), atol=1e-6, rtol=1e-5)
         for got, want in zip(grads, wants):
             torch.testing.assert_close(got.full_tensor(), want, atol=1e-5, rtol=1e-5)
+        if not beside:
+            o = fa.attention(*split, block_q=4, block_kv=4, **{
+                key: distribute_tensor(x, mesh, [Replicate()]) for key, x in lists.items()})
+            assert o.placements == (placements[name],)
+            alone = fa.attention(*inputs, block_q=4, block_kv=4, **lists)
+            torch.testing.assert_close(o.full_tensor(), alone, atol=1e-6, rtol=1e-5)
         halves = [fa.attention(q, k, v, return_lse=True) for q, k, v in (
             [x if i == 0 else x[:, part] for i, x in enumerate(inputs)]
             for part in (slice(5), slice(5, None)))]

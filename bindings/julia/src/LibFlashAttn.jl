@@ -179,7 +179,10 @@ Aligns i and j at the start of the sequence instead of at its end, for the masks
 for ALiBi.
 """
 const FLASHATTN_MASK_TOP_LEFT = UInt32(8)
-"block_mask[b, h, i / block_q, j / block_kv] != 0"
+"""
+block_mask[b, h, i / block_q, j / block_kv] != 0. A block of which the other masks hide nothing
+needs no other number: kernels tell from positions.
+"""
 const FLASHATTN_MASK_BLOCKS = UInt32(16)
 """
 Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
@@ -195,6 +198,16 @@ one query) and page_size is 1, the page table is a list of tokens for each query
 it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
 """
 const FLASHATTN_MASK_PAGES = UInt32(64)
+"""
+With BLOCKS: block_index lists the blocks that are on, in the place of block_mask, as the block
+masks of FlexAttention and block-sparse rows do.
+"""
+const FLASHATTN_MASK_BLOCK_LISTS = UInt32(128)
+"""
+With BLOCKS: j % block_kv < block_lens[b, h, j / block_kv]: the keys of a block that count, as of
+tiles of video that are not full.
+"""
+const FLASHATTN_MASK_BLOCK_LENS = UInt32(256)
 
 # enum flashattn_bias
 # What is added to the scores, as bits.
@@ -291,7 +304,8 @@ const flashattn_layout = (VARLEN_Q = FLASHATTN_LAYOUT_VARLEN_Q, VARLEN_KV =
     FLASHATTN_LAYOUT_LATENT_KV,)
 const flashattn_mask = (CAUSAL = FLASHATTN_MASK_CAUSAL, WINDOW = FLASHATTN_MASK_WINDOW, CHUNK =
     FLASHATTN_MASK_CHUNK, TOP_LEFT = FLASHATTN_MASK_TOP_LEFT, BLOCKS = FLASHATTN_MASK_BLOCKS,
-    TREE = FLASHATTN_MASK_TREE, PAGES = FLASHATTN_MASK_PAGES,)
+    TREE = FLASHATTN_MASK_TREE, PAGES = FLASHATTN_MASK_PAGES, BLOCK_LISTS =
+    FLASHATTN_MASK_BLOCK_LISTS, BLOCK_LENS = FLASHATTN_MASK_BLOCK_LENS,)
 const flashattn_bias = (ALIBI = FLASHATTN_BIAS_ALIBI, DENSE = FLASHATTN_BIAS_DENSE,)
 const flashattn_feature = (LSE = FLASHATTN_FEATURE_LSE, SINK = FLASHATTN_FEATURE_SINK, DLSE =
     FLASHATTN_FEATURE_DLSE, DBIAS = FLASHATTN_FEATURE_DBIAS, DSINK = FLASHATTN_FEATURE_DSINK,)
@@ -509,7 +523,7 @@ larger head dimension, may be more than 2^46.
 """
 Base.@kwdef struct flashattn_args
     "Required: sizeof(flashattn_args)."
-    struct_size::UInt32 = 800
+    struct_size::UInt32 = 936
     "Sequences. 0: nothing to do."
     batch::Int32 = 0
     """
@@ -564,7 +578,7 @@ Base.@kwdef struct flashattn_args
     sink::Ptr{Cfloat} = C_NULL
     """
     (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
-    BLOCKS.
+    BLOCKS. Not with BLOCK_LISTS.
     """
     block_mask::flashattn_tensor = flashattn_tensor()
     """
@@ -656,6 +670,31 @@ Base.@kwdef struct flashattn_args
     PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
     """
     descale_latent::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q, ceil(seqlen_q / block_q), block_entries); i32; required with BLOCK_LISTS. For
+    each block of queries a row that has the numbers of the blocks of keys that it sees, in any
+    order. What is no number of a block, as -1 is not, counts for nothing.
+    """
+    block_index::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The first entry of
+    block_index's row that counts. NULL: 0. Of block-sparse rows it is indptr, and a stride_seq of 0
+    lets them all be in one row of block_index.
+    """
+    block_begin::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The end of the entries
+    that count: how many there are where block_begin is NULL, indptr + 1 of block-sparse rows. NULL:
+    block_entries.
+    """
+    block_end::flashattn_tensor = flashattn_tensor()
+    "Entries of a row of block_index. 0 without BLOCK_LISTS."
+    block_entries::Int64 = 0
+    """
+    (batch, heads_q, ceil(seqlen_kv / block_kv)); i32; required with BLOCK_LENS. Keys of a block that
+    count, from its first on: at least 0, at most block_kv.
+    """
+    block_lens::flashattn_tensor = flashattn_tensor()
 end
 
 "    flashattn_merge_args(; fields...)"
@@ -1097,6 +1136,31 @@ const ARRAYS = (
                 Extent(:batch, 0, nothing, :stride_batch)],
                [],
                "required with LATENT_KV", :layout, FLASHATTN_LAYOUT_LATENT_KV),
+    ArrayField(:block_index, :input, true, :i32,
+               [Extent(:block_entries, 0, nothing, nothing),
+                Extent(:seqlen_q, 0, :block_q, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with BLOCK_LISTS", :mask, FLASHATTN_MASK_BLOCK_LISTS),
+    ArrayField(:block_begin, :input, true, :i32,
+               [Extent(:seqlen_q, 0, :block_q, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional with BLOCK_LISTS", :mask, FLASHATTN_MASK_BLOCK_LISTS),
+    ArrayField(:block_end, :input, true, :i32,
+               [Extent(:seqlen_q, 0, :block_q, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "optional with BLOCK_LISTS", :mask, FLASHATTN_MASK_BLOCK_LISTS),
+    ArrayField(:block_lens, :input, true, :i32,
+               [Extent(:seqlen_kv, 0, :block_kv, :stride_seq),
+                Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [],
+               "required with BLOCK_LENS", :mask, FLASHATTN_MASK_BLOCK_LENS),
     ],
     flashattn_merge_args = [
     ArrayField(:lse, :output, false, :f32,
@@ -1670,7 +1734,7 @@ const LAYOUT = (
         (:stride_head, 16, 8),
         (:stride_seq, 24, 8),
     )),
-    (flashattn_args, 800, (
+    (flashattn_args, 936, (
         (:struct_size, 0, 4),
         (:batch, 4, 4),
         (:seqlen_q, 8, 4),
@@ -1713,6 +1777,11 @@ const LAYOUT = (
         (:scale_o, 704, 32),
         (:amax_o, 736, 32),
         (:descale_latent, 768, 32),
+        (:block_index, 800, 32),
+        (:block_begin, 832, 32),
+        (:block_end, 864, 32),
+        (:block_entries, 896, 8),
+        (:block_lens, 904, 32),
     )),
     (flashattn_merge_args, 112, (
         (:struct_size, 0, 4),

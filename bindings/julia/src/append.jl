@@ -101,7 +101,7 @@ function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospe
         written = field.role === :output || (updates && name in (:descale_k, :descale_v))
         push!(read, about(name) do
             field.role === :output ? array :
-            name === :page_table ? pages_from_0(array, option(:first_page, 1)) : readable(field, array)
+            name === :page_table ? from_0(array, option(:first_page, 1), :first_page) : readable(field, array)
         end)
         written && read[end] !== array && refuse(:DTYPE, name,
             "$name is a $(typeof(array)), of which a copy would be written; give an Array{Float32}")

@@ -112,7 +112,7 @@ function int32(x::AbstractArray{<:Integer})
     end
 end
 int32(x::AbstractArray) = refuse(:DTYPE, "",
-    "lengths, offsets and page numbers are integers, but an array of $(eltype(x)) is given")
+    "lengths, offsets, block and page numbers are integers, but an array of $(eltype(x)) is given")
 singles(x::Array{Float32}) = x
 singles(x::AbstractArray{<:Real}) = isdense(x) && eltype(x) === Float32 ? x : float32.(x)
 

@@ -30,9 +30,17 @@ i + (keys - queries) of its sequence, with `top_left = true` at i.
 - `chunk`: keys of the same chunk of so many tokens
 - `block_mask`: Bool or UInt8 (key blocks, query blocks, heads, batch), of `block_q` queries and
   `block_kv` keys a block
+- `block_index`: in its place, (entries, query blocks, heads, batch) integers: the numbers of the key
+  blocks that each query block sees, in any order. What is no number of a block counts for nothing
+- `first_block = 1`: the number of the first block; below it there is none. With 0, an array of Int32
+  is what the library reads, and nothing is copied
+- `block_begin`, `block_end`: (query blocks, heads, batch) integers: of a column of `block_index` the
+  entries `block_begin + 1 : block_end` count, else all. With `block_index` of size (entries, 1) they
+  share one list: of a sparse matrix of blocks `rowval`, `colptr[1:end-1] .- 1`, `colptr[2:end] .- 1`
+- `block_lens`: (key blocks, heads, batch) integers: keys of a block that count, from its first on
 - `tree_bits`, `tree`: see `LibFlashAttn.flashattn_args`
 - `bias`: added to the scores, (keys, queries, heads, batch) of floats; or of Bool, true = visible.
-  Sizes of 1 repeat it, except in the first dimension, as they do a block mask
+  Sizes of 1 repeat it, except in the first dimension, as they do what is said of blocks
 - `alibi_slopes`: (heads,) or (heads, batch); the score loses slope · |distance| (Press et al. 2022)
 
 Further:

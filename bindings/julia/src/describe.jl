@@ -38,6 +38,8 @@ A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `c
 - `varlen_q = false`, `varlen_kv = false`: packed sequences, found by `cu_seqlens`
 - `page_size = 0`: tokens a page of a paged KV cache; 0: not paged
 - `hidden_pages = false`: whether page numbers may hide keys
+- `block_lists = false`, `block_lens = false`: whether `block_index` is given in the place of
+  `block_mask`; whether `block_lens` is
 - `max_batch`, `max_seqlen_q`, `max_seqlen_kv`, `max_total_q`, `max_total_kv`: maxima, 0: none
 - `device = :cpu` or `:cuda`, `device_index = 0`, `multiprocessors = 0`, `workspace_limit = 0`,
   `tree = 0`, `descale_block = 0`, `latent_kv = false`, `descale_dim = 0`: see `LibFlashAttn.flashattn_desc`

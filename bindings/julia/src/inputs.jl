@@ -10,8 +10,10 @@ const OUTPUTS = [field.name for field in C.ARRAYS.flashattn_args
 "Numbers of the descriptor that say how such an array is read, and which ones."
 const NUMBERS = [:block_q, :block_kv, :tree, :descale_block, :descale_dim]
 "All keywords of Inputs."
-const TAKEN = union([:layout, :page_layout, :first_page, :max_seqlen_q, :max_seqlen_kv, :rng_seed,
-                     :rng_offset, :parallel], map(field -> field.name, BESIDE), NUMBERS)
+const TAKEN = union([:layout, :page_layout, :first_page, :first_block, :max_seqlen_q, :max_seqlen_kv,
+                     :rng_seed, :rng_offset, :parallel], map(field -> field.name, BESIDE), NUMBERS)
+"Arrays that count entries of block_index."
+const COUNTING = (:block_begin, :block_end)
 
 "q, k, v and everything beside them. It keeps alive what `args` points to."
 mutable struct Inputs
@@ -67,16 +69,19 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         :batch => size32(batch, "batch"), :seqlen_q => size32(seqlen_q, "seqlen_q"),
         :seqlen_kv => size32(seqlen_kv, "seqlen_kv"), :total_q => varlen_q ? tq.rows : 0,
         :total_kv => varlen_kv ? tk.rows : 0, :heads_q => tq.heads, :heads_kv => tk.heads,
-        :dim_qk => tq.dim, :dim_v => tv.dim, :page_size => paged ? tk.rows : 0)
+        :dim_qk => tq.dim, :dim_v => tv.dim, :page_size => paged ? tk.rows : 0,
+        :block_entries => block_entries(given))
     for name in NUMBERS
         sizes[name] = size32(get(options, name, 0), String(name))
-        users = filter(field -> any(e -> name in (e.size, e.by), field.sizes), BESIDE)
-        sizes[name] == 0 || any(field -> given(field.name) !== nothing, users) ||
-            unused(sizes[name], String(name), join(map(field -> field.name, users), " or "))
+        users = name in (:block_q, :block_kv) ? [:block_mask, :block_index] :
+                [field.name for field in BESIDE if any(e -> name in (e.size, e.by), field.sizes)]
+        sizes[name] == 0 || any(user -> given(user) !== nothing, users) ||
+            unused(sizes[name], String(name), join(users, " or "))
     end
     args = Ref(C.flashattn_args(
         batch = batch, seqlen_q = seqlen_q, seqlen_kv = seqlen_kv, total_q = sizes[:total_q],
         total_kv = sizes[:total_kv], q = tq.c, k = tk.c, v = tv.c, pages = paged ? tk.batch : 0,
+        block_entries = sizes[:block_entries],
         rng_seed = word(something(given(:rng_seed), 0), "rng_seed"),
         rng_offset = word(get(options, :rng_offset, 0), "rng_offset")))
     ragged = any(name -> given(name) !== nothing,
@@ -87,7 +92,8 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         x = given(field.name)
         x === nothing && continue
         read = about(field.name) do
-            field.name === :page_table ? pages_from_0(x, get(options, :first_page, 1)) :
+            field.name === :page_table ? from_0(x, get(options, :first_page, 1), :first_page) :
+            field.name === :block_index ? from_0(x, get(options, :first_block, 1), :first_block) :
             readable(field, x)
         end
         read === x || push!(inputs.made, read)
@@ -251,12 +257,36 @@ function broadcast_of(x::AbstractArray, wanted::Tuple, name::String)
     return strides
 end
 
-"Page numbers as the library counts them. They are copied unless they are that already."
-function pages_from_0(table::AbstractMatrix, first_page::Integer)
-    first_page in (0, 1) || refuse(:VALUE, "page_table",
-        "first_page = $first_page; give 0 or 1, the number that page_table has for the first page")
-    table isa AbstractMatrix{<:Integer} || return int32(table)  # which says what is wrong
-    return first_page == 0 ? int32(table) : (page -> Int32(page - 1)).(table)
+"""
+Numbers of pages or blocks as the library counts them. They are copied unless they are that already.
+`option` has the number of the first.
+"""
+function from_0(numbers::AbstractArray, first::Integer, option::Symbol)
+    first in (0, 1) || refuse(:VALUE, "",
+        "$option = $first; give 0 or 1, the number that the first of them has")
+    numbers isa AbstractArray{<:Integer} || return int32(numbers)  # which says what is wrong
+    # What is no Int32 is the number of none as well.
+    return first == 0 ? int32(numbers) :
+           (n -> n < 1 ? Int32(-1) : n > typemax(Int32) ? typemax(Int32) : Int32(n - 1)).(numbers)
+end
+
+"The entries of a list of blocks. `given`: what is given by a name, or nothing."
+function block_entries(given)
+    index = given(:block_index)
+    if index === nothing
+        for name in COUNTING
+            given(name) === nothing || refuse(:VALUE, name,
+                "$name is given without block_index, whose entries it counts; give that, too, or " *
+                "leave it out")
+        end
+        return 0
+    end
+    given(:block_mask) === nothing || refuse(:MASK_COMBINATION, "block_mask",
+        "block_mask and block_index are both given, but each says alone which blocks are on; leave " *
+        "one out")
+    index isa AbstractArray || refuse(:DTYPE, "block_index",
+        "block_index = $(repr(index)); expected an array")
+    return size(index, 1)
 end
 
 "Dropout must not drop the same weights in every call without being told."

@@ -79,6 +79,24 @@ end
     refused("page numbers are integers", :DTYPE, "page_table", () -> attention_paged(q, k, k, [1.0 2.0], nothing))
     refused("first_page = 2", :VALUE, "page_table",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
+    blocks = (block_q = 5, block_kv = 7)
+    refused("first_block = 2; give 0 or 1", :VALUE, "block_index",
+         () -> attention(q, k, k; block_index = [1], first_block = 2, blocks...))
+    refused("block and page numbers are integers", :DTYPE, "block_index",
+         () -> attention(q, k, k; block_index = [1.0], blocks...))
+    refused("block_mask and block_index are both given", :MASK_COMBINATION, "block_mask",
+         () -> attention(q, k, k; block_index = [1], block_mask = trues(1, 1), blocks...))
+    refused("block_end is given without block_index", :VALUE, "block_end",
+         () -> attention(q, k, k; block_end = [1], block_mask = trues(1, 1), blocks...))
+    refused("block_q = 0; block_index needs it", :SIZE, "block_q", () -> attention(q, k, k; block_index = [1]))
+    refused("block_lens has size (2,); expected (1, 2, 2)", :SIZE, "block_lens",
+         () -> attention(q, k, k; block_index = [1], block_lens = [1, 1], blocks...))
+    lists = Plan(Float32; heads_q = 2, dim_qk = 8, block_lists = true, blocks...)
+    refused("block_q = 0 by the arrays given", :VALUE, "block_q", () -> attention(lists, q, k, k))
+    refused("block_q = 5 is given without block_mask or block_index", :VALUE, "block_q",
+         () -> attention(lists, q, k, k; blocks...))
+    refused("no mask bit BLOCKS, without BLOCK_LISTS", :NULL_POINTER, "block_mask.data",
+         () -> attention(lists, q, k, k; block_mask = trues(1, 1), blocks...))
 
     # Every hint is about options that there are.
     for (name, hint) in FlashAttention.ELSEWHERE

@@ -25,6 +25,44 @@
     @test same((j, i) -> row[cld(j, 4)]; block_mask = row, block_q = 3, block_kv = 4)
 end
 
+@testset "lists and lengths of blocks" begin
+    # Of 3 queries and 4 keys a block: 3 by 4. Query blocks see key blocks 1 and 4, none, 2 to 4.
+    q, k, v = (normal(Float32, 8, 2, n, 2) for n in (9, 14, 14))
+    on = BitArray([1 0 0; 0 0 1; 0 0 1; 1 0 1])
+    index = [4 0 3; 1 -1 2; 0 99 4]
+    sizes = (block_q = 3, block_kv = 4, causal = true)
+    wanted = attention(q, k, v; block_mask = on, sizes...)
+    same(; options...) = attention(q, k, v; sizes..., options...) == wanted
+    @test near(wanted, reference(q, k, v; visible = (j, i) -> j <= i + 5 && on[cld(j, 4), cld(i, 3)])[1], 1e-5)
+    from_0 = Int32.(index .- 1)
+    @test same(block_index = index) && same(block_index = UInt32.(max.(index, 0)))
+    @test same(block_index = repeat(index, 1, 1, 2, 2)) && same(block_index = from_0, first_block = 0)
+    inputs(index; more...) = FlashAttention.Inputs(q, k, v; block_index = index, block_q = 3, block_kv = 4, more...)
+    given = inputs(from_0; first_block = 0)
+    @test given.args[].block_index.data == pointer(from_0) && isempty(given.made)
+    @test given.args[].block_entries == 3 && !isempty(inputs(index).made)
+    @test same(block_index = [1 3 3; 4 1 2; 2 2 4], block_end = [2, 0, 3])
+    # Of a sparse matrix: one list for all columns.
+    rowval, colptr = [1, 4, 2, 3, 4], [1, 3, 3, 6]
+    @test same(block_index = reshape(rowval, :, 1), block_begin = colptr[1:3] .- 1, block_end = colptr[2:4] .- 1)
+    @test all(iszero, attention(q, k, v; block_index = zeros(Int, 0, 3), sizes...))
+    lens = [4, 2, 0, 1]
+    visible(j, i) = j <= i + 5 && on[cld(j, 4), cld(i, 3)] && (j - 1) % 4 < lens[cld(j, 4)]
+    o, lse = reference(q, k, v; visible = visible)
+    for lists in ((block_mask = on,), (block_index = index,))
+        options = (block_lens = lens, lists..., sizes...)
+        ours = attention(q, k, v; return_lse = true, options...)
+        @test near(ours[1], o, 1e-5) && near(ours[2], lse, 1e-5)
+        hidden = [visible(j, i) for j in 1:14, i in 1:9]
+        grads(; more...) = attention_backward(one.(q), q, k, v, ours...; more...)
+        given, expected = grads(; options...), grads(bias = hidden)
+        @test all(name -> near(given[name], expected[name], 1e-5), (:dq, :dk, :dv))
+    end
+    plan = Plan(Float32; heads_q = 2, dim_qk = 8, block_lists = true, block_lens = true, sizes...)
+    @test attention(plan, q, k, v; block_index = index, block_lens = lens, block_q = 3, block_kv = 4) ==
+          attention(q, k, v; block_index = index, block_lens = lens, sizes...)
+end
+
 @testset "scores" begin
     q, k, v = normal(Float32, 8, 4, 9, 2), normal(Float32, 8, 2, 14, 2), normal(Float32, 8, 2, 14, 2)
     same(known; options...) =

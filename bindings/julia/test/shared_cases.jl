@@ -62,6 +62,7 @@ function options_of(case)
         options[:max_seqlen_kv] = Int(get(args, "seqlen_kv", 0))
     end
     haskey(arrays, "page_table") && (options[:first_page] = 0)
+    haskey(arrays, "block_index") && (options[:first_block] = 0)
     return options
 end
 

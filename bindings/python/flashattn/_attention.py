@@ -140,6 +140,13 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     chunk       keys of the same chunk of so many tokens
     block_mask  bool or uint8, broadcast to (batch, heads_q, query blocks, key blocks); block_q and
                 block_kv say how many tokens a block has
+    block_index  in its place, int32 (batch, heads_q, query blocks, entries): the numbers of the key
+                blocks that each query block sees, in any order; -1 is none. block_begin and
+                block_end, int32 (batch, heads_q, query blocks), say which entries of a row count:
+                FlexAttention's kv_indices with block_end=kv_num_blocks, block-sparse rows with
+                indices[None], indptr[:-1], indptr[1:]. All are broadcast
+    block_lens  int32, broadcast to (batch, heads_q, key blocks): keys of a block that count, from
+                its first on
     tree_bits, tree  see flashattn_mask
     hidden_pages  negative page numbers hide keys: see attention_paged()
     bias        added to the scores, float; or bool, True = visible. Broadcast to (batch, heads_q,

@@ -141,7 +141,8 @@ class Mask(IntFlag):
     #: Aligns i and j at the start of the sequence instead of at its end, for the masks above and
     #: for ALiBi.
     TOP_LEFT = 8
-    #: block_mask[b, h, i / block_q, j / block_kv] != 0
+    #: block_mask[b, h, i / block_q, j / block_kv] != 0. A block of which the other masks hide nothing
+    #: needs no other number: kernels tell from positions.
     BLOCKS = 16
     #: Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
     #: tree_bits[b, i] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
@@ -153,6 +154,12 @@ class Mask(IntFlag):
     #: one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
     #: it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
     PAGES = 64
+    #: With BLOCKS: block_index lists the blocks that are on, in the place of block_mask, as the block
+    #: masks of FlexAttention and block-sparse rows do.
+    BLOCK_LISTS = 128
+    #: With BLOCKS: j % block_kv < block_lens[b, h, j / block_kv]: the keys of a block that count, as of
+    #: tiles of video that are not full.
+    BLOCK_LENS = 256
 
 
 class Bias(IntFlag):
@@ -644,6 +651,27 @@ ARRAYS: Dict[str, Dict[str, Array]] = {
                 Dim("dim_v", "", by="descale_dim"),
             ),
         }),
+        "block_index": Array("input", True, "i32", "required with BLOCK_LISTS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="block_q"),
+            Dim("block_entries", ""),
+        )),
+        "block_begin": Array("input", True, "i32", "optional with BLOCK_LISTS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="block_q"),
+        )),
+        "block_end": Array("input", True, "i32", "optional with BLOCK_LISTS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_q", "stride_seq", by="block_q"),
+        )),
+        "block_lens": Array("input", True, "i32", "required with BLOCK_LENS", (
+            Dim("batch", "stride_batch"),
+            Dim("heads_q", "stride_head"),
+            Dim("seqlen_kv", "stride_seq", by="block_kv"),
+        )),
     },
     "flashattn_merge_args": {
         "part_o": Array("input", True, "dtype_part", "required", (
@@ -985,7 +1013,7 @@ class ArrayOptions(TypedDict, total=False):
     #: (heads_q); f32; required with SINK. Natural logits.
     sink: Any
     #: (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
-    #: BLOCKS.
+    #: BLOCKS. Not with BLOCK_LISTS.
     block_mask: Any
     #: (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
     #: least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
@@ -1011,6 +1039,21 @@ class ArrayOptions(TypedDict, total=False):
     #: v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
     #: PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
     descale_latent: Any
+    #: (batch, heads_q, ceil(seqlen_q / block_q), block_entries); i32; required with BLOCK_LISTS. For
+    #: each block of queries a row that has the numbers of the blocks of keys that it sees, in any
+    #: order. What is no number of a block, as -1 is not, counts for nothing.
+    block_index: Any
+    #: (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The first entry of
+    #: block_index's row that counts. NULL: 0. Of block-sparse rows it is indptr, and a stride_seq of 0
+    #: lets them all be in one row of block_index.
+    block_begin: Any
+    #: (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The end of the entries
+    #: that count: how many there are where block_begin is NULL, indptr + 1 of block-sparse rows. NULL:
+    #: block_entries.
+    block_end: Any
+    #: (batch, heads_q, ceil(seqlen_kv / block_kv)); i32; required with BLOCK_LENS. Keys of a block that
+    #: count, from its first on: at least 0, at most block_kv.
+    block_lens: Any
 
 
 class OutputOptions(TypedDict, total=False):
@@ -1136,7 +1179,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("stride_head", 16, 8),
         ("stride_seq", 24, 8),
     )),
-    "flashattn_args": (800, (
+    "flashattn_args": (936, (
         ("struct_size", 0, 4),
         ("batch", 4, 4),
         ("seqlen_q", 8, 4),
@@ -1179,6 +1222,11 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("scale_o", 704, 32),
         ("amax_o", 736, 32),
         ("descale_latent", 768, 32),
+        ("block_index", 800, 32),
+        ("block_begin", 832, 32),
+        ("block_end", 864, 32),
+        ("block_entries", 896, 8),
+        ("block_lens", 904, 32),
     )),
     "flashattn_merge_args": (112, (
         ("struct_size", 0, 4),

@@ -34,7 +34,8 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
              return_lse: bool = False, forward: bool = True, backward: bool = False,
              dlse: bool = False, return_dbias: bool = False, return_dsink: bool = False,
              varlen_q: bool = False, varlen_kv: bool = False, page_size: int = 0,
-             hidden_pages: bool = False, latent_kv: bool = False, descale_block: int = 0,
+             hidden_pages: bool = False, latent_kv: bool = False, block_lists: bool = False,
+             block_lens: bool = False, descale_block: int = 0,
              descale_dim: int = 0, splits: int = 0,
              determinism: Determinisms = False, threads: int = 0, device: str = "cpu",
              max_batch: int = 0, max_seqlen_q: int = 0, max_seqlen_kv: int = 0,
@@ -60,6 +61,7 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
     hidden_pages               whether negative page numbers hide keys
     max_*                      maxima, 0: none; with them Plan.workspace_size() and Plan.info() need
                                no sizes
+    block_lists, block_lens    whether block_index is given in the place of block_mask, block_lens
     latent_kv                  whether descale_latent is given; with descale_dim
     tree, descale_block, descale_dim, multiprocessors, workspace_limit  see flashattn_desc
     The rest is explained at attention().

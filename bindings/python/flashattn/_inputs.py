@@ -20,16 +20,17 @@ from ._options import OPTIONS, integer
 # The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
 FACTS = ("dtype", "dtype_kv", "heads_q", "heads_kv", "dim_qk", "dim_v", "page_size", "block_q",
          "block_kv", "tree", "descale_block", "descale_dim", "dtype_bias", "varlen_q", "varlen_kv",
-         "latent_kv", "alibi", "sink")
+         "latent_kv", "alibi", "sink", "block_lists", "block_lens")
 # The arrays that come beside q, k and v, and of those that a flag of describe() speaks of, by it.
 ARGS = "flashattn_args"
 BESIDE = {name: array for name, array in ARRAYS[ARGS].items()
           if array.role == "input" and name not in ("q", "k", "v")}
-_FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BESIDE.items()}
+_FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BESIDE.items()
+          if array.condition.startswith("required")}
 _PRESENT = tuple(_FLAGS[fact] for fact in FACTS if fact in _FLAGS and fact != "tree")
 _NO_NUMBERS = dict.fromkeys(NUMBERS, 0)
 _OF_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
-_SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "pages")
+_SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "pages", "block_entries")
 
 
 def axes(layout: Any, ndim: int) -> Tuple[int, int, int]:
@@ -218,7 +219,8 @@ class Inputs:
         q, k, seen = self.q, self.k, self.seen
         self.sizes = sizes = dict(
             self.numbers, batch=q.batch, seqlen_q=q.rows, seqlen_kv=k.rows, total_q=0, total_kv=0,
-            pages=0, page_size=0, heads_q=q.heads, heads_kv=k.heads)
+            pages=0, page_size=0, block_entries=0, heads_q=q.heads, heads_kv=k.heads)
+        self._find_block_entries()
         if "cu_seqlens_q" in seen:
             sizes["batch"] = sequences(seen["cu_seqlens_q"], "cu_seqlens_q")
             sizes["total_q"] = q.rows
@@ -248,6 +250,20 @@ class Inputs:
             raise _unused("max_seqlen_kv", max_kv, "cu_seqlens_kv or page_table")
         else:
             self._same_batch(k.batch, "k")
+
+    def _find_block_entries(self) -> None:
+        seen = self.seen
+        if "block_index" not in seen:
+            for name in ("block_begin", "block_end"):
+                if name in seen:
+                    raise invalid(f"{name} is given without block_index, whose entries it counts; "
+                                  "give that, too, or leave it out", Reason.VALUE, name)
+            return
+        if "block_mask" in seen:
+            raise invalid("block_mask and block_index are both given, but each says alone which "
+                          "blocks are on; leave one out", Reason.MASK_COMBINATION, "block_mask")
+        shape = seen["block_index"].shape
+        self.sizes["block_entries"] = shape[-1] if shape else 1
 
     def _same_batch(self, batch: int, name: str) -> None:
         expected = self.sizes["batch"]

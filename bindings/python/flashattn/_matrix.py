@@ -29,6 +29,8 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("window", {"window": (128, 0)}),
     ("chunk", {"chunk": 256, "causal": True}),
     ("block mask", {"block_q": 64, "block_kv": 64}),
+    ("block lists", {"block_q": 64, "block_kv": 64, "block_lists": True}),
+    ("lengths of blocks", {"block_q": 64, "block_kv": 64, "block_lens": True}),
     ("tree of drafted tokens", {"tree": 64}),
     ("varlen", {"varlen_q": True, "varlen_kv": True}),
     ("varlen backward", {"varlen_q": True, "varlen_kv": True, "backward": True}),

@@ -145,7 +145,8 @@ OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_bias")})
 OPTIONS.update({name: (computed, 0) for name in ("dtype_o", "dtype_grad")})
 OPTIONS.update({name: (flag, False) for name in (
     "causal", "top_left", "alibi", "sink", "return_lse", "backward", "dlse", "return_dbias",
-    "return_dsink", "varlen_q", "varlen_kv", "hidden_pages", "latent_kv")})
+    "return_dsink", "varlen_q", "varlen_kv", "hidden_pages", "latent_kv", "block_lists",
+    "block_lens")})
 OPTIONS.update({name: (integer, None) for name in ("heads_q", "dim_qk")})  # without a default
 OPTIONS.update({name: (integer, 0) for name in (
     "heads_kv", "dim_v", "block_q", "block_kv", "tree", "page_size",

@@ -9,8 +9,8 @@ import numpy as np
 
 from . import _arrays, _events, _gpu, _parallel
 from ._arrays import FLOAT32, MASK, NAMES, View, check_writable, view
-from ._constants import (ARRAYS, Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo,
-                         Reason)
+from ._constants import (ARRAYS, Bias, Descriptor, Device, Dtype, Feature, Layout, Mask, Op,
+                         PlanInfo, Reason)
 from ._describe import describe, described, takes_description
 from ._errors import fail, invalid, misfit, wrong_type
 from ._inputs import ARGS, FACTS, Inputs, Tensor, axes, first_given, set_sizes
@@ -170,6 +170,10 @@ class Plan:
                 raise invalid(f"{name} = {_shown(name, arrays)} by the arrays given, but the plan "
                               f"is made for {_shown(name, plans)}; make one for them",
                               Reason.VALUE, name)
+        # To the library lists without entries, which need no array.
+        if mine.mask & Mask.BLOCK_LISTS and "block_index" not in inputs.seen:
+            raise invalid("block_index is not given, but the plan is made with block_lists; give "
+                          "it, or make a plan without", Reason.NULL_POINTER, "block_index")
 
     def run_forward(self, inputs: Inputs, o: Any, seen: Optional[View] = None,
                     given: Optional[Dict[str, Any]] = None) -> Any:

@@ -16,16 +16,24 @@ struct BlockMask {
   const uint8_t* on;  // mask of query 0; NULL: there is no mask
   int64_t row;
   int32_t block_q, block_kv;
+  bool has_lens;  // only some keys of a block may count: see block_byte()
 
   static __device__ __forceinline__ BlockMask of(const Problem& problem, const Inputs& in,
                                                  int32_t b, int32_t h) {
-    if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return {nullptr, 0, 1, 1};
+    if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return {nullptr, 0, 1, 1, false};
     return {in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head,
-            in.block_mask_stride_row, problem.block_q, problem.block_kv};
+            in.block_mask_stride_row, problem.block_q, problem.block_kv,
+            (problem.mask & FLASHATTN_MASK_BLOCK_LENS) != 0};
+  }
+
+  // Whether key j of its block counts.
+  __device__ __forceinline__ bool counts(int32_t j) const {
+    const int32_t x = j / block_kv;
+    return !has_lens || j - x * block_kv < block_lens_of(on, row)[x];
   }
 
   __device__ __forceinline__ bool shows(int32_t query, int32_t key) const {
-    return !on || on[query / block_q * row + key / block_kv];
+    return !on || (on[query / block_q * row + key / block_kv] && counts(key));
   }
 
   // Whether the mask shows all, some or none of a tile. The tile is not empty.
@@ -34,9 +42,9 @@ struct BlockMask {
     bool any = false, all = true;
     for (int32_t y = queries.begin / block_q; y <= (queries.end - 1) / block_q; ++y) {
       for (int32_t x = keys.begin / block_kv; x <= (keys.end - 1) / block_kv; ++x) {
-        const bool visible = on[y * row + x] != 0;
-        any |= visible;
-        all &= visible;
+        const int32_t byte = on[y * row + x];
+        any |= byte != 0;
+        all &= byte > has_lens;
       }
     }
     return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
@@ -48,15 +56,30 @@ struct BlockMask {
   template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t limit,
                                                 int32_t lane) const {
-    return {shown<kMmaN>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
+    uint32_t bits = shown<kMmaN>(on + query / block_q * row, 1, block_kv, first, limit, lane);
+    if (has_lens) bits &= counted<kMmaN>(first, limit, lane);
+    return {bits};
   }
   template <int kMmaN>
   __device__ __forceinline__ BitMask shown_queries(int32_t key, int32_t first, int32_t limit,
                                                    int32_t lane) const {
-    return {shown<kMmaN>(on + key / block_kv, row, block_q, first, limit, lane)};
+    const uint32_t bits = shown<kMmaN>(on + key / block_kv, row, block_q, first, limit, lane);
+    return {counts(key) ? bits : 0};
   }
 
  private:
+  // As shown_keys(), by the lengths of blocks alone.
+  template <int kMmaN>
+  __device__ __forceinline__ uint32_t counted(int32_t first, int32_t limit, int32_t lane) const {
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int x = 0; x < 2 * kMmaN; ++x) {
+      const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
+      if (j < limit && counts(j)) bits |= 1u << x;
+    }
+    return bits;
+  }
+
   template <int kMmaN>
   static __device__ __forceinline__ uint32_t shown(const uint8_t* from, int64_t stride,
                                                    int32_t width, int32_t first, int32_t limit,

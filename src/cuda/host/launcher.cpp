@@ -9,6 +9,9 @@
 #include "cuda/host/append_kv.h"
 #include "cuda/host/combine.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/host/launch.h"
+#include "cuda/host/preload.h"
+#include "cuda/kernels/common/block_mask.h"
 
 namespace flashattn::cuda {
 
@@ -21,6 +24,8 @@ CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const c
   const DeviceScope scope(device_);
   throw_on(preload_combine_kernels(problem), "cudaFuncGetAttributes");
   throw_on(preload_append_kernels(problem), "cudaFuncGetAttributes");
+  if (problem.has_mask(kMaskOfBlocks))
+    throw_on(preload(block_mask_kernel()), "cudaFuncGetAttributes");
   if (problem.has_8bit())
     throw_on(ready_quantize_kernels(&quantize_limits_), "cudaFuncSetAttribute");
   forward_.make(forward_registry(), backend, passed_over, problem, device);
@@ -80,6 +85,18 @@ int32_t CudaLauncher::backward(const BackwardArgs& args, void* workspace,
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   return backward_.choose(args.shape, &args)
       .launch(args, workspace, static_cast<cudaStream_t>(on.stream));
+}
+
+int32_t CudaLauncher::make_block_mask(const BlockMaskArgs& args, const BlockMaskRows& mask,
+                                      uint8_t* base, const Executor& on) const {
+  if (const int32_t status = make_current(device_, *context_)) return status;
+  const int64_t rows = mask.batch * mask.heads * mask.rows;
+  if (rows == 0) return FLASHATTN_OK;
+  if (const int32_t status = check_grid(rows)) return status;
+  return status_of(
+      launch_kernel(block_mask_kernel(), dim3(static_cast<unsigned>(rows)), kBlockMaskThreads, 0,
+                    BlockMaskParams{args, mask, base}, static_cast<cudaStream_t>(on.stream)),
+      "launching the block mask kernel");
 }
 
 int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {

@@ -27,6 +27,8 @@ class CudaLauncher final : public Launcher {
   int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t clear_amax(const ForwardArgs& args, const Executor& on) const override;
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t make_block_mask(const BlockMaskArgs& args, const BlockMaskRows& mask, uint8_t* base,
+                          const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
   int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;
   int32_t append_kv(const AppendArgs& args, const Executor& on) const override;

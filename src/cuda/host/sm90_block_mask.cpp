@@ -19,7 +19,8 @@ bool lists_q_tiles(const BackwardEntry& entry) {
 
 bool takes_blocks(const BackwardEntry& entry, const Problem& problem) {
   return !entry.whole_blocks ||
-         (problem.block_q % entry.tile_q == 0 && problem.block_kv % entry.tile_kv == 0);
+         (problem.block_q % entry.tile_q == 0 && problem.block_kv % entry.tile_kv == 0 &&
+          !problem.has_mask(FLASHATTN_MASK_BLOCK_LENS));
 }
 
 bool fits_q_coord(const BackwardEntry& entry, const Problem& problem, const Shape& shape) {

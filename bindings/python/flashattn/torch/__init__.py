@@ -7,14 +7,15 @@ SDPA, and this library under F.scaled_dot_product_attention. Imports torch (2.6 
 from .flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
                          flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
                          flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
+from .flex_attention import block_lists
 from .functional import append_kv, attention, attention_paged, attention_varlen, merge
 from .sdpa import activate, report, restore, scaled_dot_product_attention
 from .transformers import register_transformers
 
 __all__ = [
-    "activate", "append_kv", "attention", "attention_paged", "attention_varlen", "flash_attn_func",
-    "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
+    "activate", "append_kv", "attention", "attention_paged", "attention_varlen", "block_lists",
+    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "merge", "register_transformers", "report", "restore",
     "scaled_dot_product_attention",
 ]

@@ -9,15 +9,15 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from .._constants import ARRAYS
 from ._launch import BESIDE, Options
 
 _N = len(BESIDE)
 _DROPOUT = 2 + Options._fields.index("dropout")  # behind the tensors
 # By array: the dimensions of the batch and of the heads, from the end.
-_DIMS = {"bias": (-4, -3), "block_mask": (-4, -3), "sink": (None, -1), "alibi_slopes": (-2, -1),
-         "lens_q": (-1, None), "lens_kv": (-1, None), "starts_kv": (-1, None),
-         "page_table": (-2, None), "cu_seqlens_q": (None, None), "cu_seqlens_kv": (None, None),
-         "rng_device": (None, None)}
+_DIMS = {name: [next((i - len(dims) for i, dim in enumerate(dims)
+                      if dim.size == over and not dim.more), None) for over in ("batch", "heads_q")]
+         for name, dims in [(name, ARRAYS["flashattn_args"][name].dims) for name in BESIDE]}
 
 
 def _of(name: str, tensor: Any, over: int) -> Any:

@@ -24,8 +24,9 @@ from .._options import uniform
 from ._repeat import Calls
 
 # The tensors that may come beside q, k and v, in the order of the operators.
-BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
-          "lens_kv", "starts_kv", "page_table", "rng_device")
+BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "block_index", "block_begin", "block_end",
+          "block_lens", "cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv",
+          "page_table", "rng_device")
 _CU_Q, _CU_KV = BESIDE.index("cu_seqlens_q"), BESIDE.index("cu_seqlens_kv")
 NOTHING: Sequence[Optional[Tensor]] = (None,) * len(BESIDE)  # of them is given
 runs = {"forward": 0, "backward": 0}  # of report(); threads may lose one
@@ -121,8 +122,8 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
                     max_seqlen_kv=None if max_kv < 0 else max_kv, **given)
     inputs.check_seed(options.dropout)
     for name, tensor in zip(BESIDE, beside):
-        if tensor is not None and int(ffi.cast("uintptr_t", inputs.seen[name].pointer)) != \
-                tensor.data_ptr():
+        if tensor is not None and tensor.numel() and tensor.data_ptr() != \
+                int(ffi.cast("uintptr_t", inputs.seen[name].pointer)):
             raise invalid(f"{name} is a {tensor.dtype} tensor of shape {tuple(tensor.shape)} and "
                           f"strides {tensor.stride()}, which would have to be copied; give int32 "
                           "or float32, with a contiguous last dimension of full size",

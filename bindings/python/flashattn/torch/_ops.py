@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .. import _tools
-from .._constants import Reason, Status
+from .._constants import ARRAYS, Reason, Status
 from .._errors import UnsupportedError
 from . import _autograd, _launch
 from ._launch import BESIDE, Options
@@ -146,10 +146,9 @@ def _folds(beside: Sequence[Any], dims: Sequence[Any], info: Any, dropout: float
             continue
         if dim is not None or name in ("cu_seqlens_q", "cu_seqlens_kv", "page_table"):
             return False
-        if name in ("bias", "block_mask", "alibi_slopes"):
-            most = 2 if name == "alibi_slopes" else 4
-            if tensor.dim() == most and tensor.shape[0] != 1:
-                return False
+        whole = ARRAYS["flashattn_args"][name].dims
+        if whole[0].size == "batch" and tensor.dim() == len(whole) and tensor.shape[0] != 1:
+            return False
     return not (dropout and info.randomness == "same")
 
 

@@ -18,6 +18,7 @@ from ._launch import NOTHING, Options, Orders, inverse, permuted
 from ._ops import cast_for_autocast
 
 
+_NO_BLOCKS = (None,) * len([name for name in _launch.BESIDE if name.startswith("block_")])
 _INTEGERS = (torch.int64, torch.int16, torch.int8, torch.uint8)
 _DISTRIBUTED = "torch.distributed.tensor"
 _is_compiling = torch.compiler.is_compiling
@@ -69,6 +70,14 @@ def _int32(tensor: Optional[Tensor]) -> Optional[Tensor]:
     if tensor is None or tensor.dtype not in _INTEGERS:
         return tensor
     return tensor.to(torch.int32)
+
+
+def _block_mask(block_mask: Optional[Tensor]) -> Optional[Tensor]:
+    if block_mask is None or isinstance(block_mask, Tensor):
+        return block_mask
+    raise wrong_type(f"block_mask is a {type(block_mask).__name__}; give a tensor of bool, or for "
+                     "a BlockMask of FlexAttention **flashattn.torch.block_lists(block_mask), and "
+                     "what its mask_mod hides by causal=, window= and others", "block_mask")
 
 
 def _float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
@@ -196,7 +205,9 @@ def _order(layout: Any, ndim: int) -> Any:
 def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: bool = False,
               window: Window = None, chunk: Optional[int] = None, top_left: bool = False,
               bias: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
-              block_mask: Optional[Tensor] = None, block_q: int = 0, block_kv: int = 0,
+              block_mask: Optional[Tensor] = None, block_index: Optional[Tensor] = None,
+              block_begin: Optional[Tensor] = None, block_end: Optional[Tensor] = None,
+              block_lens: Optional[Tensor] = None, block_q: int = 0, block_kv: int = 0,
               softcap: Optional[float] = 0.0, scale: Optional[float] = None,
               sink: Optional[Tensor] = None, dropout: float = 0.0, rng: Optional[Tensor] = None,
               lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None,
@@ -208,8 +219,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     k, v        (batch, seqlen_kv, heads_kv, dim_qk), (batch, seqlen_kv, heads_kv, dim_v)
     rng         int64 (2,) on q's device: seed and offset of the dropout. None: drawn from torch's
                 generator of that device
-    The other options and the errors are those of flashattn.attention(). Lengths may be of any
-    integer type, alibi_slopes and sink of any floating one. On the CPU as many threads work as
+    The other options and the errors are those of flashattn.attention(). Lengths and numbers of
+    blocks may be of any integer type, alibi_slopes and sink of any floating one; block_lists()
+    makes block_index of a BlockMask. On the CPU as many threads work as
     torch.get_num_threads() says; on a GPU the call runs on the current stream and waits for
     nothing.
 
@@ -219,10 +231,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     (Dao et al. 2022)
     """
     beside = NOTHING
-    if not (bias is sink is alibi_slopes is block_mask is lens_q is lens_kv is starts_kv is rng
-            is None):
-        beside = (bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None,
-                  _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
+    if not (bias is sink is alibi_slopes is block_mask is block_index is block_begin is block_end
+            is block_lens is lens_q is lens_kv is starts_kv is rng is None):
+        beside = (bias, _float32(sink), _float32(alibi_slopes), _block_mask(block_mask),
+                  _int32(block_index), _int32(block_begin), _int32(block_end), _int32(block_lens),
+                  None, None, _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
     elif not _is_compiling():  # as _attend() does, but sooner
         try:
             site = _site(layout, None, 4, return_lse, -1, -1, None, causal, window, chunk, top_left,
@@ -259,7 +272,7 @@ def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     The rest is as in attention(). Returns o, or (o, lse) with lse (heads_q, total_q).
     """
     return _attend(
-        q, k, v, (bias, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q),
+        q, k, v, (bias, _float32(sink), _float32(alibi_slopes), *_NO_BLOCKS, _int32(cu_seqlens_q),
                   _int32(cu_seqlens_kv), _int32(lens_q), _int32(lens_kv), None, None, rng),
         (layout, None, 3), _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"),
         _longest(cu_seqlens_kv, max_seqlen_kv, "max_seqlen_kv"), return_lse, causal, window, chunk,
@@ -287,8 +300,8 @@ def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv
     max_kv = (page_table.shape[1] * k.shape[axes(page_layout, 4)[2]] if max_seqlen_kv is None
               else max_seqlen_kv)
     return _attend(
-        q, k, v, (None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None,
-                  None, _int32(lens_kv), None, _int32(page_table), None),
+        q, k, v, (None, _float32(sink), _float32(alibi_slopes), *_NO_BLOCKS, _int32(cu_seqlens_q),
+                  None, None, _int32(lens_kv), None, _int32(page_table), None),
         (layout or ("thd" if varlen else "bshd"), page_layout, 3 if varlen else 4),
         _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, return_lse, causal, window,
         chunk, False, softcap, scale, 0.0, 0, 0, splits, determinism)

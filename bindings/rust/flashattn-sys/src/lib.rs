@@ -434,7 +434,8 @@ impl flashattn_mask {
     /// Aligns i and j at the start of the sequence instead of at its end, for the masks above and
     /// for ALiBi.
     pub const TOP_LEFT: Self = Self(8);
-    /// block_mask\[b, h, i / block_q, j / block_kv\] != 0
+    /// block_mask\[b, h, i / block_q, j / block_kv\] != 0. A block of which the other masks hide nothing
+    /// needs no other number: kernels tell from positions.
     pub const BLOCKS: Self = Self(16);
     /// Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
     /// tree_bits\[b, i\] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
@@ -446,6 +447,12 @@ impl flashattn_mask {
     /// one query) and page_size is 1, the page table is a list of tokens for each query, and -1 fills
     /// it: sparse attention by token indices (DeepSeek-AI 2025). Only with PAGED_KV.
     pub const PAGES: Self = Self(64);
+    /// With BLOCKS: block_index lists the blocks that are on, in the place of block_mask, as the block
+    /// masks of FlexAttention and block-sparse rows do.
+    pub const BLOCK_LISTS: Self = Self(128);
+    /// With BLOCKS: j % block_kv < block_lens\[b, h, j / block_kv\]: the keys of a block that count, as of
+    /// tiles of video that are not full.
+    pub const BLOCK_LENS: Self = Self(256);
 
     /// The names of all values known here, each with its number.
     #[rustfmt::skip]
@@ -457,6 +464,8 @@ impl flashattn_mask {
         ("BLOCKS", 16),
         ("TREE", 32),
         ("PAGES", 64),
+        ("BLOCK_LISTS", 128),
+        ("BLOCK_LENS", 256),
     ];
 
     /// Whether all bits of `other` are set.
@@ -959,7 +968,7 @@ pub struct flashattn_args {
     /// (heads_q); f32; required with SINK. Natural logits.
     pub sink: *const f32,
     /// (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
-    /// BLOCKS.
+    /// BLOCKS. Not with BLOCK_LISTS.
     pub block_mask: flashattn_tensor,
     /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
     /// least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
@@ -1025,6 +1034,23 @@ pub struct flashattn_args {
     /// v, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).
     /// PAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim)).
     pub descale_latent: flashattn_tensor,
+    /// (batch, heads_q, ceil(seqlen_q / block_q), block_entries); i32; required with BLOCK_LISTS. For
+    /// each block of queries a row that has the numbers of the blocks of keys that it sees, in any
+    /// order. What is no number of a block, as -1 is not, counts for nothing.
+    pub block_index: flashattn_tensor,
+    /// (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The first entry of
+    /// block_index's row that counts. NULL: 0. Of block-sparse rows it is indptr, and a stride_seq of 0
+    /// lets them all be in one row of block_index.
+    pub block_begin: flashattn_tensor,
+    /// (batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The end of the entries
+    /// that count: how many there are where block_begin is NULL, indptr + 1 of block-sparse rows. NULL:
+    /// block_entries.
+    pub block_end: flashattn_tensor,
+    /// Entries of a row of block_index. 0 without BLOCK_LISTS.
+    pub block_entries: i64,
+    /// (batch, heads_q, ceil(seqlen_kv / block_kv)); i32; required with BLOCK_LENS. Keys of a block that
+    /// count, from its first on: at least 0, at most block_kv.
+    pub block_lens: flashattn_tensor,
 }
 
 impl Default for flashattn_args {
@@ -1053,6 +1079,10 @@ impl Default for flashattn_args {
         zeroed.scale_o = flashattn_tensor::default();
         zeroed.amax_o = flashattn_tensor::default();
         zeroed.descale_latent = flashattn_tensor::default();
+        zeroed.block_index = flashattn_tensor::default();
+        zeroed.block_begin = flashattn_tensor::default();
+        zeroed.block_end = flashattn_tensor::default();
+        zeroed.block_lens = flashattn_tensor::default();
         zeroed
     }
 }
@@ -1841,6 +1871,7 @@ pub mod table {
         pub tree: usize,
         pub descale_block: usize,
         pub descale_dim: usize,
+        pub block_entries: usize,
         pub rotary_positions: usize,
         pub rotary_dim: usize,
     }
@@ -1859,7 +1890,7 @@ pub mod table {
     }
 
     /// The most arrays that a structure has.
-    pub const MOST: usize = 22;
+    pub const MOST: usize = 26;
 
     /// An array of a call that is not (batch, seq, head, dim).
     #[derive(Debug)]
@@ -1913,6 +1944,7 @@ pub mod table {
                 tree: size(desc.tree as i64),
                 descale_block: size(desc.descale_block as i64),
                 descale_dim: size(desc.descale_dim as i64),
+                block_entries: size(self.block_entries),
                 ..Sizes::default()
             }
         }
@@ -2123,6 +2155,42 @@ pub mod table {
                 tensor: true,
                 set: |a, p, s| a.descale_latent = tensor(p, s),
             },
+            Array {
+                name: "block_index",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_q, s.block_q), |s| s.block_entries],
+                strides: &[0, 1, 2],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.block_index = tensor(p, s),
+            },
+            Array {
+                name: "block_begin",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_q, s.block_q)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.block_begin = tensor(p, s),
+            },
+            Array {
+                name: "block_end",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_q, s.block_q)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.block_end = tensor(p, s),
+            },
+            Array {
+                name: "block_lens",
+                dtype: None,
+                dims: &[|s| s.batch, |s| s.heads_q, |s| ceil(s.seqlen_kv, s.block_kv)],
+                strides: &[0, 1],
+                layouts: &[],
+                tensor: true,
+                set: |a, p, s| a.block_lens = tensor(p, s),
+            },
         ];
     }
 
@@ -2300,6 +2368,7 @@ pub mod table {
                 descale_dim: size(desc.descale_dim as i64),
                 rotary_positions: size(self.rotary_positions as i64),
                 rotary_dim: size(self.rotary_dim as i64),
+                ..Sizes::default()
             }
         }
 
@@ -2433,7 +2502,7 @@ macro_rules! arrays {
             { 6, bias, any, "(batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE." }
             { 7, alibi_slopes, f32, "(batch, heads_q); f32; required with ALIBI." }
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
-            { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
+            { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS. Not with BLOCK_LISTS." }
             { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the\nleast being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q\na row is a query of its sequence." }
             { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, at least 0, which the query heads of a KV head share. Blocks count i from the start of a\nsequence, those of k and v count j. NULL: 1." }
             { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3 or I8. A factor\nof k, at least 0. NULL: 1." }
@@ -2441,6 +2510,10 @@ macro_rules! arrays {
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
             { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
             { 21, descale_latent, f32, "(batch, seqlen_kv, heads_kv, ceil(dim_v / descale_dim)); f32; required with LATENT_KV. A factor of\nv, at least 0. It lies as v does: VARLEN_KV: (total_kv, heads_kv, ceil(dim_v / descale_dim)).\nPAGED_KV: (pages, page_size, heads_kv, ceil(dim_v / descale_dim))." }
+            { 22, block_index, i32, "(batch, heads_q, ceil(seqlen_q / block_q), block_entries); i32; required with BLOCK_LISTS. For\neach block of queries a row that has the numbers of the blocks of keys that it sees, in any\norder. What is no number of a block, as -1 is not, counts for nothing." }
+            { 23, block_begin, i32, "(batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The first entry of\nblock_index's row that counts. NULL: 0. Of block-sparse rows it is indptr, and a stride_seq of 0\nlets them all be in one row of block_index." }
+            { 24, block_end, i32, "(batch, heads_q, ceil(seqlen_q / block_q)); i32; optional with BLOCK_LISTS. The end of the entries\nthat count: how many there are where block_begin is NULL, indptr + 1 of block-sparse rows. NULL:\nblock_entries." }
+            { 25, block_lens, i32, "(batch, heads_q, ceil(seqlen_kv / block_kv)); i32; required with BLOCK_LENS. Keys of a block that\ncount, from its first on: at least 0, at most block_kv." }
         }
     };
     (flashattn_args, output => $then:ident) => {
@@ -2634,7 +2707,7 @@ mod tests {
 
     #[test]
     fn layout_of_args() {
-        assert_eq!(size_of::<flashattn_args>(), 800);
+        assert_eq!(size_of::<flashattn_args>(), 936);
         assert_eq!(align_of::<flashattn_args>(), 8);
         assert_eq!(offset_of!(flashattn_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_args, batch), 4);
@@ -2678,6 +2751,11 @@ mod tests {
         assert_eq!(offset_of!(flashattn_args, scale_o), 704);
         assert_eq!(offset_of!(flashattn_args, amax_o), 736);
         assert_eq!(offset_of!(flashattn_args, descale_latent), 768);
+        assert_eq!(offset_of!(flashattn_args, block_index), 800);
+        assert_eq!(offset_of!(flashattn_args, block_begin), 832);
+        assert_eq!(offset_of!(flashattn_args, block_end), 864);
+        assert_eq!(offset_of!(flashattn_args, block_entries), 896);
+        assert_eq!(offset_of!(flashattn_args, block_lens), 904);
     }
 
     #[test]
@@ -2853,7 +2931,7 @@ mod tests {
     #[test]
     fn layout_of_mask() {
         assert_eq!(size_of::<flashattn_mask>(), size_of::<u32>());
-        assert_eq!(flashattn_mask::NAMES.len(), 7);
+        assert_eq!(flashattn_mask::NAMES.len(), 9);
     }
 
     #[test]

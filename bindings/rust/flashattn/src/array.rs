@@ -266,6 +266,30 @@ impl Raw {
         Ok((self.len - columns) / step + 1)
     }
 
+    /// How many entries each row of an array has that says this itself: `rows` are its indices
+    /// before the last.
+    pub(crate) fn entries(&self, rows: [usize; 3], field: &str) -> Result<usize> {
+        let all = product(&rows);
+        let entries = match self.order {
+            Order::Dims(sizes, rank) => Some(sizes[rank.clamp(1, 4) - 1]),
+            _ if all == Some(0) => Some(0),
+            Order::Packed => all.filter(|all| self.len % all == 0).map(|all| self.len / all),
+            // As many as there are from the start of the last row on.
+            Order::Strides(Strides { batch, head, seq }) => {
+                reach(&rows, &[batch, head, seq]).and_then(|last| (self.len + 1).checked_sub(last))
+            }
+        };
+        entries.ok_or_else(|| {
+            let message = format!(
+                "{field} holds {} elements, which are no rows for {}; give as many for each, or its \
+                 shape or strides",
+                self.len,
+                list(&rows)
+            );
+            invalid(Reason::SIZE, field, message)
+        })
+    }
+
     /// The same array with a stride of its own for the rows.
     pub(crate) fn with_row_stride(self, batch: usize) -> Self {
         Self { order: Order::Strides(Strides { batch, head: 0, seq: 0 }), ..self }

@@ -192,6 +192,20 @@ impl DescBuilder {
         self
     }
 
+    /// With [`DescBuilder::blocks`]: lists say which blocks are on, in place of the mask; see
+    /// [`Inputs::block_index`](crate::Inputs::block_index).
+    pub fn block_lists(mut self) -> Self {
+        self.desc.mask |= sys::flashattn_mask::BLOCK_LISTS.0;
+        self
+    }
+
+    /// With [`DescBuilder::blocks`]: a block may have fewer keys that count; see
+    /// [`Inputs::block_lens`](crate::Inputs::block_lens).
+    pub fn block_lens(mut self) -> Self {
+        self.desc.mask |= sys::flashattn_mask::BLOCK_LENS.0;
+        self
+    }
+
     /// The last tokens of each sequence are a tree of drafts: see
     /// [`Inputs::tree_bits`](crate::Inputs::tree_bits).
     pub fn tree(mut self, tokens: usize) -> Self {

@@ -124,6 +124,7 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
         if arrays.get("page_table").is_some() {
             args.pages = int64(self.k.dims().batch, "pages")?;
         }
+        args.block_entries = block_entries(arrays.get("block_index"), &sizes, plan)?;
         arrays.lower(plan, &mut args)?;
         Ok(args)
     }
@@ -208,6 +209,25 @@ pub(crate) fn page_rows(
         (Some(longest), _) => Ok(longest),
         (None, Some(table)) => Ok(table.rows(batch, "page_table")?.0.saturating_mul(page_size)),
         (None, None) => Ok(0), // the library's to refuse
+    }
+}
+
+/// The entries of a row of block_index.
+fn block_entries(index: Option<&Raw>, sizes: &Sizes, plan: &Resolved) -> Result<i64> {
+    let lists = plan.desc.mask & sys::flashattn_mask::BLOCK_LISTS.0 != 0;
+    match index {
+        Some(index) if lists => {
+            let block_q = usize::try_from(plan.desc.block_q).unwrap_or(0).max(1);
+            let rows = [sizes.batch, plan.heads_q, sizes.seqlen_q.div_ceil(block_q)];
+            int64(index.entries(rows, "block_index")?, "block_entries")
+        }
+        None if !lists => Ok(0),
+        _ => {
+            let message =
+                "Inputs::block_index and DescBuilder::block_lists go together; give both \
+                           or neither";
+            Err(invalid(Reason::NULL_POINTER, "block_index", message))
+        }
     }
 }
 

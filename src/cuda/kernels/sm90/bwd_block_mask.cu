@@ -130,16 +130,15 @@ class BwdBlockMask {
         bool any = false;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          const bool visible = shown[n][i] != 0 && valid[n];
-          any |= visible;
-          bits->any[n] |= visible ? of_block : 0;
+          const uint32_t byte = valid[n] ? shown[n][i] : 0;  // as in BlockMask::kind()
+          any |= byte != 0;
+          bits->any[n] |= byte != 0 ? of_block : 0;
+          bits->all[n] |= byte > blocks_.has_lens ? of_block : 0;
         }
         const uint32_t ballot = __ballot_sync(~0u, any);
         if (of_block >> lane() & 1) own = ballot;
       }
     }
-    bits->all[0] = bits->any[0];
-    bits->all[1] = bits->any[1];
     return own;
   }
 

@@ -124,6 +124,13 @@ __device__ __forceinline__ const char* first_record(const MlaParams& params,
                     paged ? 0 : tile.offset_kv);
 }
 
+// PAGED_KV: the page of a key of a tile's sequence, as the table has it.
+__device__ __forceinline__ int32_t page_of_key(const MlaParams& params,
+                                               const volatile MlaWorkTile& tile, int32_t key) {
+  const Inputs& in = params.common.args.inputs;
+  return in.page_table[tile.b * in.page_table_stride + params.by_page_size.quotient(key)];
+}
+
 // Synchronises the CTA after the first pass over the keys. In a cluster it also arrives at the
 // cluster barrier, which ends shared work: neither CTA exits before both have come here.
 __device__ __forceinline__ void end_first_pass(const MlaParams& params) {

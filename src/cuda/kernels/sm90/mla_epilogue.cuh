@@ -3,22 +3,23 @@
 #pragma once
 
 #include "cuda/kernels/sm90/mla_consumer.cuh"
+#include "cuda/kernels/sm90/mla_output.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class MlaEpilogue {
+class MlaEpilogue : MlaOutput {
   using Consumer = MlaConsumer<Config>;
   using T = typename Config::T;
   static constexpr int kColumns = Consumer::kColumns;
 
  public:
   __device__ __forceinline__ explicit MlaEpilogue(Consumer& consumer)
-      : consumer_(consumer),
+      : MlaOutput(consumer.params_, consumer.tile()),
+        consumer_(consumer),
         base_(consumer.base_),
         row_sum_(consumer.row_sum_),
         o_(consumer.o_),
-        params_(consumer.params_),
         shared_(consumer.shared_),
         warpgroup_(consumer.warpgroup_) {}
 
@@ -26,15 +27,20 @@ class MlaEpilogue {
   __device__ __forceinline__ void store() {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const float factor = add_sink(mi);
-      store_lse(mi);
+      const int32_t r = row() + mi * 8;
+      float factor = 1.0f;
+      if (r < tile().rows) {
+        const MlaRow at = row_at(r);
+        factor = add_sink(at.head, base_[mi], row_sum_[mi]);
+        if (warpgroup_ == 0 && lane() % 4 == 0) store_lse(at, base_[mi], row_sum_[mi]);
+      }
       const float scale = row_sum_[mi] == 0.0f ? 0.0f : factor / row_sum_[mi];
 #pragma unroll
       for (int x = 0; x < kColumns / 4; ++x) {
         o_[x / 2 * 4 + mi * 2 + x % 2] *= scale;
       }
     }
-    if (tile().is_split || params_.common.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    if (stores_fp32()) {
       store_fp32();
     } else {
       store_rows();
@@ -42,50 +48,8 @@ class MlaEpilogue {
   }
 
  private:
-  __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return consumer_.tile(); }
   __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
   __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
-  __device__ __forceinline__ MlaRow row_at(int32_t r) const {
-    return mla_row(params_, tile().first_row, tile().kv_head, r);
-  }
-
-  // Adds the sink of row mi to its base and sum. Returns the factor by which O must be rescaled.
-  __device__ __forceinline__ float add_sink(int mi) {
-    const int32_t r = row() + mi * 8;
-    if (!(params_.common.problem.features & FLASHATTN_FEATURE_SINK) || tile().split_idx > 0 ||
-        r >= tile().rows) {
-      return 1.0f;
-    }
-    const float sink = params_.common.args.inputs.sink[row_at(r).head] * (kLog2E / kWideUnit);
-    const float keys = base_[mi], top = fmaxf(keys, sink);
-    if (top == -INFINITY) return 1.0f;
-    const float rescale = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
-    row_sum_[mi] = row_sum_[mi] * rescale + ptx::exp2((sink - top) * kWideUnit);
-    base_[mi] = top;
-    return rescale;
-  }
-
-  __device__ __forceinline__ int64_t partial_row(MlaRow at) const {
-    return params_.common.partial_row(tile().split_idx, tile().b, at.head, at.query);
-  }
-
-  __device__ __forceinline__ void store_lse(int mi) const {
-    const int32_t r = row() + mi * 8;
-    if (warpgroup_ != 0 || lane() % 4 != 0 || r >= tile().rows) return;
-    const MlaRow at = row_at(r);
-    const ForwardArrays& args = params_.common.args;
-    if (tile().is_split) {
-      params_.common.partial_sums[partial_row(at)] = {base_[mi] * (kWideUnit * kLn2), row_sum_[mi]};
-    } else if (args.lse) {
-      const RowLayout layout = row_layout(params_.common.problem, args.shape);
-      args.lse[tile().b * layout.batch_stride + at.head * layout.head_stride + tile().offset_q +
-               at.query] = lse_of(base_[mi], kWideUnit, row_sum_[mi]);
-    }
-  }
-
-  __device__ __forceinline__ char* o_row(MlaRow at, int32_t size) const {
-    return tensor_row(params_.common.args.o, size, tile().b, at.head, tile().offset_q + at.query);
-  }
 
   __device__ __forceinline__ void store_fp32() const {
     const int32_t dim_v = params_.common.problem.dim_v;
@@ -94,10 +58,7 @@ class MlaEpilogue {
       const int32_t r = row() + mi * 8;
       const int32_t first = warpgroup_ * kColumns + lane() % 4 * 2;
       const int32_t columns = r < tile().rows ? dim_v - first : 0;
-      const MlaRow at = row_at(min(r, tile().rows - 1));
-      float* const out = (tile().is_split ? params_.common.partial_o + partial_row(at) * dim_v
-                                          : reinterpret_cast<float*>(o_row(at, 4))) +
-                         first;
+      float* const out = fp32_row(row_at(min(r, tile().rows - 1))) + first;
 #pragma unroll
       for (int x = 0; x < kColumns / 8; ++x) {
         ptx::store_if(x * 8 < columns, out + x * 8, o_[4 * x + mi * 2], o_[4 * x + mi * 2 + 1]);
@@ -136,7 +97,6 @@ class MlaEpilogue {
   float (&base_)[2];
   float (&row_sum_)[2];
   float (&o_)[kColumns / 2];
-  const MlaParams& params_;
   const uint32_t& shared_;
   const int32_t& warpgroup_;
 };

@@ -86,18 +86,12 @@ class MlaLatentProducer {
     return params_.common.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   }
 
-  __device__ __forceinline__ int32_t page_of_key(int32_t key) const {
-    const Inputs& in = params_.common.args.inputs;
-    const int32_t page_idx = params_.by_page_size.quotient(key);
-    return in.page_table[tile().b * in.page_table_stride + page_idx];
-  }
-
   // The page of this thread's row of tile n, as the table has it; without pages 0. kNone past the
   // last key or tile.
   __device__ __forceinline__ int32_t page_of(int32_t n) const {
     const int32_t key = n * kTileKv + row();
     if (n >= tile().tiles.end || key >= tile().len.kv) return kNone;
-    return is_paged() ? page_of_key(key) : 0;
+    return is_paged() ? page_of_key(params_, tile(), key) : 0;
   }
 
   // The address of V of this thread's row of tile n, which is on that page; NULL if there is none,
@@ -204,7 +198,9 @@ class MlaLatentProducer {
   __device__ __forceinline__ void store_shown(int32_t n, int32_t stage) const {
     if (!hides_pages() || threadIdx.x >= 32) return;
     const int32_t lane = threadIdx.x % 32, keys = tile().len.kv - n * kTileKv;
-    const auto is_shown = [&](int32_t r) { return r >= keys || page_of_key(n * kTileKv + r) >= 0; };
+    const auto is_shown = [&](int32_t r) {
+      return r >= keys || page_of_key(params_, tile(), n * kTileKv + r) >= 0;
+    };
     const uint64_t low = __ballot_sync(~0u, is_shown(lane));
     const uint64_t high = __ballot_sync(~0u, is_shown(lane + 32));
     if (lane == 0) {

@@ -1,12 +1,13 @@
 // Epilogue of the Hopper kernel for few rows and LATENT_KV: sink, O, LSE or partial results.
 #pragma once
 
+#include "cuda/kernels/sm90/mla_output.cuh"
 #include "cuda/kernels/sm90/mla_transposed_consumer.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class MlaTransposedEpilogue {
+class MlaTransposedEpilogue : MlaOutput {
   using Consumer = MlaTransposedConsumer<Config>;
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kPartsOfO = Consumer::kPartsOfO;
@@ -14,8 +15,8 @@ class MlaTransposedEpilogue {
 
  public:
   __device__ __forceinline__ explicit MlaTransposedEpilogue(Consumer& consumer)
-      : consumer_(consumer),
-        params_(consumer.params_),
+      : MlaOutput(consumer.params_, consumer.tile()),
+        consumer_(consumer),
         storage_(consumer.storage_),
         shared_(consumer.shared_) {}
 
@@ -30,7 +31,7 @@ class MlaTransposedEpilogue {
       for (float& x : part) x *= unit;
     }
     consumer_.scale_o_by_row();
-    if (tile().is_split || params_.common.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    if (stores_fp32()) {
       store_fp32();
     } else {
       store_16_bits();
@@ -38,51 +39,16 @@ class MlaTransposedEpilogue {
   }
 
  private:
-  __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return consumer_.tile(); }
-  __device__ __forceinline__ MlaRow row_at(int32_t r) const {
-    return mla_row(params_, tile().first_row, tile().kv_head, r);
-  }
-  __device__ __forceinline__ int64_t partial_row(MlaRow at) const {
-    return params_.common.partial_row(tile().split_idx, tile().b, at.head, at.query);
-  }
-  __device__ __forceinline__ char* o_row(MlaRow at, int32_t size) const {
-    return tensor_row(params_.common.args.o, size, tile().b, at.head, tile().offset_q + at.query);
-  }
-
   // Stores LSE, or base and sum, of row r, and the factor for its O.
   __device__ __forceinline__ void finish_row(int32_t r) const {
     bool bad;
     float sum = consumer_.row_sum(r, bad), base = storage_.base[r], factor = 1.0f;
     if (r < tile().rows) {
       const MlaRow at = row_at(r);
-      if ((params_.common.problem.features & FLASHATTN_FEATURE_SINK) && tile().split_idx == 0) {
-        add_sink(params_.common.args.inputs.sink[at.head] * (kLog2E / kWideUnit), base, sum,
-                 factor);
-      }
+      factor = add_sink(at.head, base, sum);
       store_lse(at, base, sum);
     }
     storage_.o_scale[r] = sum == 0.0f ? 0.0f : factor / sum;
-  }
-
-  // sink: in the unit of base. factor: by which O must be rescaled.
-  static __device__ __forceinline__ void add_sink(float sink, float& base, float& sum,
-                                                  float& factor) {
-    const float top = fmaxf(base, sink);
-    if (top == -INFINITY) return;
-    factor = base == top ? 1.0f : ptx::exp2((base - top) * kWideUnit);
-    sum = sum * factor + ptx::exp2((sink - top) * kWideUnit);
-    base = top;
-  }
-
-  __device__ __forceinline__ void store_lse(MlaRow at, float base, float sum) const {
-    const ForwardArrays& args = params_.common.args;
-    if (tile().is_split) {
-      params_.common.partial_sums[partial_row(at)] = {base * (kWideUnit * kLn2), sum};
-    } else if (args.lse) {
-      const RowLayout layout = row_layout(params_.common.problem, args.shape);
-      args.lse[tile().b * layout.batch_stride + at.head * layout.head_stride + tile().offset_q +
-               at.query] = lse_of(base, kWideUnit, sum);
-    }
   }
 
   // This lane's first column: it has 64 i + column() and the next.
@@ -103,11 +69,7 @@ class MlaTransposedEpilogue {
   __device__ __forceinline__ void store_fp32() const {
     visit_rows([&](int32_t r, int x) {
       if (r >= tile().rows) return;
-      const MlaRow at = row_at(r);
-      float* const to =
-          (tile().is_split ? params_.common.partial_o + partial_row(at) * Config::kDimV
-                           : reinterpret_cast<float*>(o_row(at, 4))) +
-          column();
+      float* const to = fp32_row(row_at(r)) + column();
 #pragma unroll
       for (int i = 0; i < kPartsOfO; ++i) {
         *reinterpret_cast<float2*>(to + i * 64) =
@@ -136,7 +98,6 @@ class MlaTransposedEpilogue {
   }
 
   Consumer& consumer_;
-  const MlaParams& params_;
   typename Consumer::SharedStorage& storage_;
   const uint32_t& shared_;
 };

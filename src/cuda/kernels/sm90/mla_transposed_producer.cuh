@@ -89,11 +89,6 @@ class MlaTransposedProducer {
     return __popc(static_cast<uint32_t>(bits)) + __popc(static_cast<uint32_t>(bits >> 32));
   }
 
-  __device__ __forceinline__ int32_t page_of_key(int32_t key) const {
-    const Inputs& in = params_.common.args.inputs;
-    return in.page_table[tile().b * in.page_table_stride + params_.by_page_size.quotient(key)];
-  }
-
   // The rows of tile n that are keys.
   __device__ __forceinline__ uint64_t before_end(int32_t n) const {
     const int32_t keys = tile().len.kv - n * kTileKv - first_row();
@@ -104,7 +99,8 @@ class MlaTransposedProducer {
   __device__ __forceinline__ uint64_t presence(int32_t n) const {
     const uint64_t bits = before_end(n);
     if (!hides_pages()) return bits;
-    const bool hidden = lane() < kWarpRows && (bits >> lane() & 1) && page_of_key(key(n)) < 0;
+    const bool hidden =
+        lane() < kWarpRows && (bits >> lane() & 1) && page_of_key(params_, tile(), key(n)) < 0;
     const uint32_t found = __ballot_sync(~0u, hidden);
     // A tile that one warp copies lies on one page.
     return rows() == kTileKv ? (found & 1 ? 0 : bits) : bits & ~uint64_t{found};
@@ -128,7 +124,8 @@ class MlaTransposedProducer {
     const char* from = records + key * v.stride_seq;
     if (is_paged()) {
       const int32_t pages = static_cast<int32_t>(params_.common.args.inputs.pages);
-      const int32_t page = page_of_key(key), page_size = params_.common.problem.page_size;
+      const int32_t page = page_of_key(params_, tile(), key),
+                    page_size = params_.common.problem.page_size;
       const int32_t at = key - params_.by_page_size.quotient(key) * page_size;
       // A page number out of range is clamped: the result is wrong, but no other memory is read.
       from = records + min(max(page, 0), pages - 1) * v.stride_batch + at * v.stride_seq;
