@@ -33,6 +33,22 @@ def block_masks():
     yield large.replace(blocks=(64, 128), density=0.3, cu_q=[130, 0, 64], cu_kv=[300, 40, 257],
                         amplitude=40.0, dtype="f16")
     yield large.replace(blocks=(64, 64), density=0.5, dim_qk=192, dim_v=128, dlse=True)
+    # Backward: more than 512 Q tiles of all heads of a KV head, more than 32 in a row; keys of more
+    # than 512 KV tiles, of which a Q tile sees few; heads or sequences that share their mask, or do
+    # not as their lengths differ.
+    many = Case(seqlen_q=2100, seqlen_kv=140, heads_q=16, heads_kv=1, dim_qk=64, dtype="bf16",
+                density=0.1, backward=True)
+    yield many.replace(blocks=(64, 128), determinism=1)
+    yield many.replace(blocks=(128, 128), block_dims="", causal=True)
+    yield Case(seqlen_q=70, seqlen_kv=66000, dim_qk=64, dtype="bf16", blocks=(64, 128),
+               density=0.03, determinism=1, backward=True)
+    whole = Case(batch=2, seqlen_q=300, seqlen_kv=420, heads_q=4, heads_kv=2, dim_qk=64,
+                 dtype="bf16", blocks=(128, 128), backward=True)
+    for dims in ("", "b", "h"):
+        yield whole.replace(block_dims=dims, determinism=len(dims))
+        yield whole.replace(block_dims=dims, lens_q=[300, 130], lens_kv=[257, 420], determinism=1)
+    yield whole.replace(block_dims="h", blocks=(64, 64), cu_q=[300, 0, 77, 129],
+                        cu_kv=[400, 33, 130, 0], dim_qk=128, determinism=1)
     # Blocks that hold whole tiles, of which some 32 in a row are hidden; scores far above the first
     # ones; K from pages.
     for n, (dim, sizes, more) in enumerate((

@@ -19,6 +19,7 @@ CASES = {
     "window": CAUSAL.replace(batch=6, window=(100, 30), causal=False, dtype="f16"),
     "clusters": CAUSAL.replace(dim_qk=256, determinism=1),
     "three panels": CAUSAL.replace(batch=6, dim_qk=192, dtype="f16", sink=True, dsink=True),
+    "blocks": CAUSAL.replace(batch=6, dim_qk=64, blocks=(64, 128), density=0.4, determinism=1),
     "dims apart": CAUSAL.replace(batch=6, dim_qk=192, dim_v=128),
 }
 

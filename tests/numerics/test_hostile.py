@@ -42,6 +42,7 @@ CASES = {
     "hidden pages": Case(batch=3, seqlen_q=2, seqlen_kv=140, lens_kv=[140, 9, 77], page_size=16,
                          hidden=0.4, heads_q=4, heads_kv=2, dim_qk=64, dtype="f16"),
     "blocks": VARLEN.replace(blocks=(16, 64), density=0.5, lens_kv=[60, 13, 0, 129, 1]),
+    "blocks in order": VARLEN.replace(blocks=(64, 64), density=0.5, determinism=1),
     "latent": Case(batch=3, seqlen_q=2, seqlen_kv=300, lens_kv=[300, 9, 170], page_size=64,
                    heads_q=16, heads_kv=1, dim_qk=576, dim_v=512, dtype="bf16", causal=True),
     "packed latent": Case(cu_q=[1, 2, 0], cu_kv=[90, 7, 200], heads_q=16, heads_kv=1, dim_qk=576,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cuda/kernels/sm90/block_mask_bits.h"
 
 using namespace flashattn;
 
@@ -318,6 +319,21 @@ void test_head_tiles() {
   }
 }
 
+void test_bits() {
+  using cuda::sm90::bits_in;
+  for (int32_t first : {0, 32, 96}) {
+    for (int32_t begin = 0; begin <= 140; ++begin) {
+      for (int32_t end = 0; end <= 140; ++end) {
+        uint32_t bits = 0;
+        for (int32_t n = 0; n < 32; ++n) {
+          if (first + n >= begin && first + n < end) bits |= 1u << n;
+        }
+        CHECK(bits_in({begin, end}, first) == bits);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -326,5 +342,6 @@ int main() {
   test_extremes();
   test_splits();
   test_head_tiles();
+  test_bits();
   return check_report();
 }

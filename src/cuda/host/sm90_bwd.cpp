@@ -10,6 +10,7 @@
 #include "core/select.h"
 #include "cuda/host/bwd_rows.h"
 #include "cuda/host/preload.h"
+#include "cuda/host/sm90_block_mask.h"
 #include "cuda/host/softcap_fit.h"
 #include "cuda/host/tensor_map.h"
 
@@ -55,7 +56,7 @@ constexpr int32_t kStreamKHeads = 3, kStreamKMultiprocessors = 2;
 const BackwardEntry* find(const Problem& p, ScoreModKind scores, Table<BackwardEntry> table) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
-           e->dim_v >= p.dim_v;
+           e->dim_v >= p.dim_v && takes_blocks(*e, p);
   });
   return found == table.end() ? nullptr : *found;
 }
@@ -111,6 +112,8 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device, S
 BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
   if (!entry) return {};
   throw_on(preload(entry->postprocess), "cudaFuncGetAttributes");
+  if (problem_.has_mask(FLASHATTN_MASK_BLOCKS))
+    throw_on(preload_block_mask(), "cudaFuncGetAttributes");
   if (entry->overlaps_preprocess) {
     const BwdPreprocessKernel preprocess = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(preprocess.kernel), preprocess.threads,
@@ -137,16 +140,7 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
     *why_not = "there are no queries or no keys";
     return false;
   }
-  const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores != ScoreModKind::kDropout && scores != ScoreModKind::kBlockMask &&
-      scores != ScoreModKind::kRuntime) {
-    return true;
-  }
-  const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
-  const bool fits = tiles < kMaxRuntimeTiles &&
-                    problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
-                    (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
-                     tiles * problem_.q_heads_per_kv_head() <= kMaxBlockMaskTiles);
+  const bool fits = fits_q_coord(*main_.choice.entry, problem_, shape);
   if (!fits)
     *why_not = "too many queries for the Hopper kernel with biases, dropout or block masks";
   return fits;
@@ -252,6 +246,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
+  take_q_tile_lists(entry, multiprocessors_, &p, &workspace);
   if (even) {
     // At least as many as any smaller shape needs.
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.max_q_tiles, kPartialCost);
@@ -375,13 +370,13 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
 int32_t BackwardKernels::launch_preprocess(const BackwardEntry& entry, const BackwardParams& p,
                                            const BwdPreprocessParams& preprocess,
                                            cudaStream_t stream) const {
-  cudaError_t error;
-  if (p.preprocess) {
+  cudaError_t error = launch_block_mask(p, stream);
+  if (error == cudaSuccess && p.preprocess) {
     const BwdPreprocessKernel k = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     // In clusters, so that the multiprocessors that tail CTAs leave free are pairs, too.
     error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(p.preprocess_ctas)), k.threads,
                        k.shared_bytes, preprocess, stream, entry.cluster_size);
-  } else {
+  } else if (error == cudaSuccess) {
     error = launch_bwd_preprocess(p.common, multiprocessors_, stream);
   }
   return status_of(error, "launching the preprocessing of the backward pass");

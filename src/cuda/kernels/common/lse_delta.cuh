@@ -45,9 +45,9 @@ class RowBase {
 };
 
 // Stores lse2, base and delta of a row, and with the first row of a tile the state of its dq: the
-// number of KV tiles still to be added. Rows past the last, up to the end of the tile, are stored,
-// too. sum: sum of o dout over the row. lse_delta_offset: index of the sequence's first query,
-// whose tile is first_tile.
+// number of KV tiles still to be added; with a block mask bwd_block_mask.cu has stored it. Rows
+// past the last, up to the end of the tile, are stored, too. sum: sum of o dout over the row.
+// lse_delta_offset: index of the sequence's first query, whose tile is first_tile.
 template <class T>
 __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
                                                 const SeqlenInfo& sequence,
@@ -58,6 +58,7 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
   params.softmax_base[lse_delta_offset + row] = NAN;
   params.delta[lse_delta_offset + row] = row < sequence.len.q ? (sum - dlse) * kPUnit<T> : 0.0f;
   if (params.tile_q == 0 || row % params.tile_q != 0) return;
+  if (params.problem.mask & FLASHATTN_MASK_BLOCKS) return;
   const Interval rows{row, min(row + params.tile_q, sequence.len.q)};
   const Interval tiles = key_tiles(params.problem.mask_rule(), rows, sequence.len, params.tile_kv);
   const int64_t tile = first_tile + row / params.tile_q;

@@ -19,6 +19,12 @@
 // bwd_two_warpgroup.cuh: no dQ warpgroup; larger Q tiles, or larger heads for the same 128 keys.
 // For heads of 192 and 128, half of the scheduler's warp converts dQ.
 //
+// Kernels for block masks, and for any score modification, list the Q tiles that they visit, so
+// that no role meets a hidden one. Before, bwd_block_mask.cu finds which tiles the mask shows, in
+// bits, and for each Q tile the number of KV tiles that add to its dQ. The scheduler's warp makes a
+// list for each work tile, bwd_q_tile_list.cuh; the producer and the reducers walk it, and the
+// producer passes each entry to the consumers with its Q.
+//
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.
 //   D, queries x keys         WGMMA   2^x   shared memory      of which: dQ to memory
@@ -78,7 +84,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
     const uint32_t start = ptx::shared_address(shared);
-    // One thread per warp works; in a scheduler with block masks the whole warp does.
+    // One thread per warp works; in a scheduler that lists Q tiles the whole warp does.
     const bool elected = (Config::kHasBlockMask && warp == 1) || ptx::elect();
     if constexpr (kHalfWarpPostprocess<Config>) {
       // These threads return here: they wait for the scheduler, which must not wait for them to

@@ -43,16 +43,6 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// Key spans per work tile, each with a bitmap of the Q tiles that the block mask shows: one per
-// consumer or, where both consumers of a CTA have all of its keys, one per CTA; without
-// kSplitsBlockMask one in all. kBlockMaskWords: words of a bitmap, which has a bit per Q tile.
-template <class Config>
-constexpr int kBlockMaskSpans = !Config::kSplitsBlockMask ? 1
-                                : Config::kSplitRoles     ? kClusterSize<Config>
-                                                          : Config::kConsumers;
-template <class Config>
-constexpr int kBlockMaskWords = Config::kHasBlockMask ? kMaxBlockMaskTiles / 32 : 1;
-
 // A KV tile of a KV head, with all Q tiles of its GQA group that see some of its keys. The CTAs of
 // a cluster have the same work tiles, except for the keys.
 template <class Config>
@@ -73,12 +63,10 @@ struct BwdWorkTile {
   // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;
   Interval partial_tiles;
-  // Block mask, per key span: bit (head of the GQA group) * tiles + tile. visible: some query of
-  // the Q tile sees some key of the span. full: every query sees every key. Tiles count from
-  // q_tiles.begin.
-  uint32_t visible_tiles[kBlockMaskSpans<Config>][kBlockMaskWords<Config>];
-  uint32_t full_tiles[kBlockMaskSpans<Config>]
-                     [Config::kSplitsBlockMask ? kBlockMaskWords<Config> : 1];
+  // kHasBlockMask: the Q tiles that are visited, words of QTileEntry. If additions to dQ are
+  // ordered, q_tile_list_size words behind each lies its turn: KV tiles still to be added to its dQ
+  // then. The list is free to be overwritten once the work tile is.
+  uint32_t* q_tile_list;
 };
 
 // A dQ tile that this CTA converts once all KV tiles have been added to it.
@@ -92,7 +80,6 @@ struct DqPostprocessTile {
   uint32_t done[4];      // tiles that each warp has converted
 };
 
-constexpr int kWorkTileStages = 2;
 constexpr uint32_t kDeferredTiles = 4;  // dQ tiles that a DqReducer publishes at once
 
 // kTwoCta. peer_ds_full: the peer's dS has arrived. index_full: in CTA 1, the index of a work tile
@@ -111,6 +98,14 @@ struct DsBiasStorage {};
 template <class Config>
 struct DsBiasStorage<Config, true> {
   StageBarriers<Config::kDsStages> bias_full, peer_ds_free;
+};
+
+// kHasBlockMask: the QTileEntry of each Q stage, written before Q arrives.
+template <class Config, bool kHasBlockMask = Config::kHasBlockMask>
+struct QTileStorage {};
+template <class Config>
+struct QTileStorage<Config, true> {
+  uint32_t q_tile_entries[Config::kQStages];
 };
 
 // Whether half of the scheduler's warp converts dQ tiles, as there is no dQ warpgroup.
@@ -133,7 +128,8 @@ struct DqHalfWarpStorage : DqPostprocessStorage {
 template <class Config>
 struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasInDs,
                                        Config::kBiasStages, Config::kConsumers>,
-                          DsBiasStorage<Config> {
+                          DsBiasStorage<Config>,
+                          QTileStorage<Config> {
   // K and V arrive at the barriers of the first Q and dO of a work tile.
   StageBarriers<Config::kKStages> k_empty;
   StageBarriers<1> v_empty;

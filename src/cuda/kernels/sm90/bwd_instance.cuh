@@ -19,6 +19,7 @@ constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t s
           Config::kConsumers,
           kPartialQuads<Config> * 16,
           Config::kOverlapPreprocess,
+          Config::kWholeBlocks,
           stages,
           Config::kThreads,
           kBwdSharedBytes<Config>,

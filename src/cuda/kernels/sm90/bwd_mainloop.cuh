@@ -35,8 +35,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       kind = kNoTile;
       if (valid) {
         k_address_ = k_address<Config>(shared_, work_tile()) + consumer_ * 64 * 128;
+        if (Config::kHasBlockMask) this->find_visible_queries();  // begin() waits for Q
         this->begin(q_coord, kind, q_state_.count);
-        this->find_visible_queries();
+        if (!Config::kHasBlockMask) this->find_visible_queries();
         if (kind != kNoTile) this->zero_k_tail(q_state_, k_address_ - consumer_ * 64 * 128);
       }
       if (Config::kPrefetchS) start_s_gemm(s, needs_s(kind), [] {});

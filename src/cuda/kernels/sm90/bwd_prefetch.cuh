@@ -29,13 +29,13 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     DenseBiasColumns bias_columns;
     uint32_t bias[kTileQ / 8][4];  // the columns that have been loaded
   };
-  // Kernels with a block mask alone.
+  // Kernels with a block mask alone, whose blocks may cut tiles.
   struct BlockMaskPrefetch {
     uint32_t visible_bits;  // as above
   };
   using TilePrefetch =
       std::conditional_t<Config::kIsRuntime, RuntimePrefetch,
-                         std::conditional_t<Config::kHasBlockMask, BlockMaskPrefetch, Signs>>;
+                         std::conditional_t<Config::kSplitsBlockMask, BlockMaskPrefetch, Signs>>;
 
   __device__ __forceinline__ BwdPrefetch(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
@@ -48,7 +48,7 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
                                                     first_key(), this->q_tile_of(q_coord) * kTileQ,
                                                     lane());
     }
-    static_assert(!Config::kHasBlockMask || kTileQ == 64,
+    static_assert(!Config::kHasBlockMask || Config::kWholeBlocks || kTileQ == 64,
                   "kTileQ must be 64: visible_bits has one bit per element of a lane");
     if constexpr (Config::kSplitsBlockMask) {
       prefetched.visible_bits = block_mask_bits(this->q_tile_of(q_coord), q_head_of(q_coord));
@@ -86,7 +86,7 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
 
  private:
   __device__ __forceinline__ int32_t q_head_of(int32_t q_coord) const {
-    return work_tile().kv_head * params_.common.q_heads_per_kv_head + q_coord / kCoordHead;
+    return work_tile().kv_head * params_.common.q_heads_per_kv_head + q_coord / kCoordHead<Config>;
   }
 
   __device__ __forceinline__ uint32_t block_mask_bits(int32_t tile, int32_t head) const {

@@ -35,7 +35,7 @@ class BwdProducer {
       prefetch_kv_tile<Config::kPanelsQk>(params_.k, work_tile);
       prefetch_kv_tile<Config::kPanelsV>(params_.v, work_tile);
     }
-    const auto load = [&](int32_t heads, int32_t tile, int32_t workspace_tile) {
+    const auto load = [&](int32_t heads, int32_t tile, int32_t workspace_tile, QTileEntry entry) {
       // Two K stages: K is loaded before Q, while the previous work tile is still running.
       constexpr bool kEarly = Config::kKStages > 1;
       {
@@ -44,6 +44,7 @@ class BwdProducer {
         storage_.q.producer_acquire(at);
         if constexpr (Config::kHasScoreMod)
           storage_.alibi_slopes[at.stage()] = slope_of(work_tile, heads);
+        if constexpr (Config::kHasBlockMask) storage_.q_tile_entries[at.stage()] = entry.word;
         expect<Config::kPanelsQk, kPeerKPanels>(storage_.q, at, first);
         if (kEarly && first) load_k(work_tile);
         load_q_tile<Config::kPanelsQk>(params_.q,
@@ -79,7 +80,7 @@ class BwdProducer {
         storage_.prefetch_next.arrive();
       }
     };
-    for_each_tile<Config>(work_tile, params_, load, [](int32_t) {});
+    for_each_tile<Config>(work_tile, params_, load);
     if (first) storage_.prefetch_next.arrive();
   }
 

@@ -2,7 +2,7 @@
 // to convert.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_block_mask.cuh"
+#include "cuda/kernels/sm90/bwd_q_tile_list.cuh"
 #include "cuda/kernels/sm90/dq_inline_postprocess.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -150,8 +150,7 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
     }
   }
   if constexpr (Config::kHasBlockMask) {
-    const bool has_block_mask = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
-    if (has_block_mask && !end) find_visible_tiles<Config>(params, work_tile);
+    if (!end) QTileLister<Config>(params, work_tile).run(at.stage());
   }
   if (leader) storage.work.producer_commit(at);
   return true;
@@ -175,7 +174,7 @@ __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
   }
 }
 
-// The dynamic tile scheduler, run by one thread, or by a whole warp in kernels with block masks.
+// The dynamic tile scheduler, run by one thread, or by a whole warp if it lists Q tiles.
 // wait(barrier, parity) waits, and may do other work meanwhile.
 template <class Config, class Wait>
 __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params,

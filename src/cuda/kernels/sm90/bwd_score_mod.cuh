@@ -113,7 +113,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         }
       }
       if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + slice * kSliceQ);
-      if constexpr (kMasked && Config::kHasBlockMask) {
+      if constexpr (kMasked && Config::kSplitsBlockMask) {
         if (kind & Base::kPartlyMasked) apply_block_mask(p, prefetched.visible_bits);
       }
       const uint32_t ds_slot = PipelineState<Config::kDsStages>{count}.stage();

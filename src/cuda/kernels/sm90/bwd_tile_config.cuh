@@ -17,10 +17,12 @@ struct BwdTileConfig {
   using ScoreMod = ScoreMod_;
   // kIsRuntime: any combination of score modifications, a dense bias among them.
   static constexpr bool kIsRuntime = ScoreMod::kIsRuntime && ScoreMod::kReadsMemory;
-  // kHasBlockMask: Q tiles that a block mask hides are not visited. kSplitsBlockMask: each consumer
-  // asks for its own keys, see kBlockMaskSpans.
+  // kHasBlockMask: Q tiles are listed, without those that a block mask hides. kSplitsBlockMask:
+  // each consumer knows what the mask hides of its own keys. Otherwise each tile is masked or, with
+  // kWholeBlocks, none: blocks hide whole tiles.
   static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
-  static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
+  static constexpr bool kWholeBlocks = kHasBlockMask && !kIsRuntime && kTileQ > 64;
+  static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime && !kWholeBlocks;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
   // kHasDenseBias: a dense bias is the only score modification. TMA loads it for each consumer by
   // itself.
@@ -52,7 +54,8 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr bool kBiasInDs = false;  // the bias has stages of its own, one panel each
   static constexpr int kClusterTileKv = kTileKv;
-  static constexpr bool kStreamK = true;                 // CTAs may share a KV tile
+  // CTAs may share a KV tile, but not under a mask.
+  static constexpr bool kStreamK = !Tiles::kHasBlockMask || Tiles::kIsRuntime;
   static constexpr int kAccRegs = (kDimQk + kDimV) / 2;  // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
   static constexpr int kKStages = kKStages_;  // the next K is loaded while dQ needs this one
@@ -79,13 +82,10 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr int kMainBytes = kBias + kBiasBytes;
 };
 
-// K stages of BwdConfig. At D = 128, bits of a block mask or a bias leave no room for the second.
+// K stages of BwdConfig. At D = 128, a bias leaves no room for the second.
 template <int kDim, class ScoreMod>
 constexpr int kBwdKStages =
-    kDim == 128 && !ScoreMod::kIsRuntime &&
-            (ScoreMod::template kHas<BlockMask> || ScoreMod::template kHas<DenseBias>)
-        ? 1
-        : 2;
+    kDim == 128 && !ScoreMod::kIsRuntime && ScoreMod::template kHas<DenseBias> ? 1 : 2;
 
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, class ScoreMod>
@@ -99,8 +99,9 @@ struct BwdConfig
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %, except with a block mask, whose blocks may be as small as a consumer's keys.
-  static constexpr bool kSkipMaskedTiles = !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory) &&
-                                           (kDim == 128 || ScoreMod::template kHas<BlockMask>);
+  using Tiles = BwdTileConfig<T, kDim, kDim, kTileQ, 128, ScoreMod>;
+  static constexpr bool kSkipMaskedTiles =
+      !Tiles::kIsRuntime && (kDim == 128 || Tiles::kSplitsBlockMask);
   // A tile whose rows may have a base has a step of its own: 0.7 % faster under masks. D = 128
   // would lose 0.3 %.
   static constexpr bool kLargeLseApart = ScoreMod::kIsPlain && kDim == 64;
@@ -112,8 +113,7 @@ struct BwdConfig
   // S of the next Q tile is issued before dK of this one is done, where registers allow.
   static constexpr bool kPrefetchS = kDim == 64;
   // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
-  static constexpr bool kStagePInDs =
-      kDim == 128 && BwdTileConfig<T, kDim, kDim, kTileQ, 128, ScoreMod>::kSeparatePForDs;
+  static constexpr bool kStagePInDs = kDim == 128 && Tiles::kSeparatePForDs;
 
   static_assert(kTileQ == 64 || kDim == 64,
                 "a dQ subtile is 64 x 64: only one of kTileQ and kDim may exceed 64");

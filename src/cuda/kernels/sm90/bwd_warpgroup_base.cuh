@@ -134,39 +134,48 @@ class BwdWarpgroupBase {
   static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8,
                             kLargeLse = 16, kPartlyMasked = 32;
 
-  // Consumers iterate over q_coord: a Q tile and, with kCoordHasHead, a head of the GQA group.
+  // The Q tile of a q_coord, see kCoordHead.
   static __device__ __forceinline__ int32_t q_tile_of(int32_t q_coord) {
-    return Config::kCoordHasHead ? q_coord & kCoordTileMask : q_coord;
-  }
-  __device__ __forceinline__ bool is_visible_at(int32_t q_coord) const {
-    return is_visible<Config>(work_tile(), params_, q_coord / kCoordHead, q_tile_of(q_coord));
+    return Config::kCoordHasHead ? q_coord & (kCoordHead<Config> - 1) : q_coord;
   }
 
   // Sets q_coord and its kind to the first Q tile of the work tile. count: Q tiles done before.
   __device__ __forceinline__ void begin(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
+    if constexpr (Config::kHasBlockMask) return take_entry(q_coord, kind, count);
     q_coord = work_tile().first_q_tile;
     kind = next_kind(q_coord, count);
-    if (!Config::kHasBlockMask || kind == kNoTile || is_visible_at(q_coord)) return;
-    advance(q_coord, kind, count);
   }
 
   __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
+    if constexpr (Config::kHasBlockMask) return take_entry(q_coord, kind, count);
     if constexpr (Config::kCoordHasHead) {
       kind = kNoTile;
       if (count == work_tile().iter_end) return;
-      do {
-        const int32_t tile = next_q_tile(work_tile(), q_tile_of(q_coord));
-        q_coord = (q_coord & ~kCoordTileMask) +
-                  (tile == work_tile().first_q_tile ? kCoordHead : 0) + tile;
-      } while (!is_visible_at(q_coord));
+      const int32_t tile = next_q_tile(work_tile(), q_tile_of(q_coord));
+      q_coord = (q_coord & ~(kCoordHead<Config> - 1)) +
+                (tile == work_tile().first_q_tile ? kCoordHead<Config> : 0) + tile;
     } else {
       q_coord = next_q_tile(work_tile(), q_coord);
     }
     kind = next_kind(q_coord, count);
   }
 
+  // Takes the entry of the next Q tile, which arrives with Q: all that follows needs Q, too.
+  __device__ __forceinline__ void take_entry(int32_t& q_coord, uint32_t& kind,
+                                             uint32_t count) const {
+    kind = kNoTile;
+    if (count == work_tile().iter_end) return;
+    const QState at{count};
+    storage_.q.consumer_wait(at);
+    const QTileEntry entry{
+        static_cast<const volatile uint32_t&>(storage_.q_tile_entries[at.stage()])};
+    q_coord = entry.q_coord();
+    kind = next_kind(q_coord, count, entry);
+  }
+
   // The kind of a Q tile. count: Q tiles done before it, in this work tile and earlier ones.
-  __device__ __forceinline__ uint32_t next_kind(int32_t q_coord, uint32_t count) const {
+  __device__ __forceinline__ uint32_t next_kind(int32_t q_coord, uint32_t count,
+                                                QTileEntry entry = {}) const {
     const int32_t tile = q_tile_of(q_coord);
     const uint32_t left = work_tile().iter_end - count;
     if (left == 0) return kNoTile;
@@ -179,12 +188,11 @@ class BwdWarpgroupBase {
       if (tile < any.begin || tile >= any.end) kind |= kFullyMasked;
     }
     if constexpr (Config::kSplitsBlockMask) {
-      const int32_t bit = block_mask_bit(work_tile(), q_coord / kCoordHead, tile);
-      const int32_t span =
+      // A CTA of a cluster has half of the keys, otherwise a consumer.
+      const int32_t half =
           Config::kSplitRoles ? static_cast<int32_t>(cta_rank<Config>()) : consumer_;
-      if (!(work_tile().full_tiles[span][bit / 32] >> bit % 32 & 1))
-        kind = (kind & ~kFull) | kPartlyMasked;
-      if (!(work_tile().visible_tiles[span][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
+      if (!entry.shows_all(half)) kind = (kind & ~kFull) | kPartlyMasked;
+      if (!entry.shows_any(half)) kind |= kFullyMasked;
     }
     return kind;
   }
@@ -259,7 +267,7 @@ class BwdWarpgroupBase {
                                                             int slice) const {
     const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
     const int32_t head = Config::kCoordHasHead
-                             ? q_coord / kCoordHead
+                             ? q_coord / kCoordHead<Config>
                              : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
     const int64_t tile =
         work_tile().workspace_tile + head * params_.head_q_tiles + q_tile_of(q_coord);

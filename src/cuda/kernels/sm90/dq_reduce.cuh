@@ -52,20 +52,11 @@ class DqReducer {
   __device__ __forceinline__ void run() {
     for_each_work_tile(
         storage_, [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
-          const auto add = [&](int32_t, int32_t, int32_t workspace_tile) {
+          const auto add = [&](int32_t, int32_t, int32_t workspace_tile, QTileEntry) {
             if (iter_++ % 2 == reducer())
               publish(workspace_tile, this->add(work_tile, workspace_tile));
           };
-          const auto skip = [&](int32_t workspace_tile) {
-            if (reducer() != 0) return;
-            if (ordered()) {
-              wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile));
-              ptx::red_add_release(state(workspace_tile), -kDqPendingTile);
-            } else if constexpr (Config::kInlinePostprocess) {
-              ptx::red_add_relaxed(state(workspace_tile), -kDqPendingTile);
-            }
-          };
-          for_each_tile<Config>(work_tile, params_, add, skip);
+          for_each_tile<Config>(work_tile, params_, add);
           // Where registers are scarce, the stage is found anew.
           storage_.work.consumer_release(
               kHalfWarpPostprocess<Config> ? WorkTileState{no_hoist(at.count)} : at);
@@ -96,6 +87,9 @@ class DqReducer {
   // The number of KV tiles still to be added when it is this one's turn.
   __device__ __forceinline__ int32_t tiles_before(const volatile BwdWorkTile<Config>& work_tile,
                                                   int32_t workspace_tile) const {
+    if constexpr (Config::kHasBlockMask) {
+      return work_tile.q_tile_list[params_.q_tile_list_size + (iter_ - 1 - work_tile.iter_begin)];
+    }
     return work_tile.key / Config::kClusterTileKv -
            params_.common.dq_first[no_hoist(workspace_tile)] + 1;
   }

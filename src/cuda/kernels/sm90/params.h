@@ -6,6 +6,7 @@
 #include "core/l2_swizzle.h"
 #include "core/seqlen_info.h"
 #include "cuda/host/schedule/stream_k.h"
+#include "cuda/kernels/sm90/block_mask_bits.h"
 #include "cuda/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -27,9 +28,14 @@ enum class ScoreModKind : int32_t {
 // The largest head dimension with backward kernels of kAlibi; larger heads have kSoftcapAlibi.
 constexpr int32_t kMaxAlibiDim = 128;
 
-// Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
-// heads of a GQA group.
-constexpr int32_t kMaxRuntimeTiles = 1 << 20, kMaxBlockMaskTiles = 512;
+// Limit of the backward kernel with dropout: Q tiles of a head.
+constexpr int32_t kMaxDropoutTiles = 1 << 20;
+// Limits of backward kernels that list their Q tiles, for block masks or any score modification: Q
+// tiles of a head; heads of a GQA group.
+constexpr int32_t kMaxListedTiles = 1 << 17, kMaxListedHeads = 1 << 11;
+
+// Work tiles of a CTA of the backward kernel that are planned or at work.
+constexpr int kWorkTileStages = 2;
 
 // Threads per multiprocessor of the dQ postprocess kernel.
 constexpr int32_t kPostprocessThreadsPerSm = 1024;
@@ -146,6 +152,11 @@ struct BackwardParams {
   CUtensorMap bias;    // kDenseBias: (key, query, head, batch)
   SoftcapWithDerivative softcap;
   float keep_scale;  // of the elements of P that dropout keeps
+  BlockMaskBits block_mask;
+  // Kernels that list their Q tiles: for each CTA and each of its work-tile stages q_tile_list_size
+  // QTileEntry, then, if additions to dQ are ordered, as many turns. See BwdWorkTile::q_tile_list.
+  uint32_t* q_tile_lists;
+  int64_t q_tile_list_size;
 };
 
 }  // namespace flashattn::cuda::sm90

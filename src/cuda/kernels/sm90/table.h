@@ -36,6 +36,7 @@ struct BackwardEntry {
   int32_t consumers;         // warpgroups of a CTA that accumulate dK and dV
   int32_t partial_bytes;     // dK and dV of all of these; 0: stream-K is off
   bool overlaps_preprocess;  // the kernel may start before bwd_preprocess is done
+  bool whole_blocks;         // blocks of a mask must be multiples of tiles, and all keys count
   int32_t stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
   void (*postprocess)(cuda::BackwardParams);  // dq from fp32 to the output type
