@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kColumns = 4096;  // made at once
 
-__global__ void __launch_bounds__(kBlockMaskThreads)
+__global__ void __launch_bounds__(kBlockMaskThreads, 8)
     make_block_mask(const __grid_constant__ BlockMaskParams params) {
   ptx::griddep_launch_dependents();  // the next kernel waits until this one has ended
   __shared__ uint4 vectors_made[kColumns / 16];
@@ -18,8 +18,10 @@ __global__ void __launch_bounds__(kBlockMaskThreads)
   const BlockMaskRows& mask = params.mask;
   const auto columns = static_cast<int32_t>(mask.columns);
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int64_t head = blockIdx.x / mask.rows, y = blockIdx.x - head * mask.rows;
-  const int64_t b = head / mask.heads, h = head - b * mask.heads;
+  // In 32 bits, as divisions in 64 are calls.
+  const auto rows = static_cast<uint32_t>(mask.rows), heads = static_cast<uint32_t>(mask.heads);
+  const uint32_t head = blockIdx.x / rows, y = blockIdx.x - head * rows;
+  const uint32_t b = head / heads, h = head - b * heads;
   uint8_t* const row = mask.row(params.base, b, h, y);
   const uint8_t* const given = static_cast<const uint8_t*>(args.mask.data) +
                                b * args.mask.stride_batch + h * args.mask.stride_head +
