@@ -36,18 +36,46 @@ struct BlockMask {
     return !on || (on[query / block_q * row + key / block_kv] && counts(key));
   }
 
-  // Whether the mask shows all, some or none of a tile. The tile is not empty.
-  __device__ __forceinline__ TileKind kind(Interval queries, Interval keys) const {
-    if (!on) return TileKind::kFull;
+  // The blocks that a tile touches, and the numbers of those at its corners. There are others only
+  // where a tile is longer than a block.
+  struct TileBlocks {
+    int32_t y, y_last, x, x_last;
+    uint32_t corners[4];
+  };
+  // The tile is not empty.
+  __device__ __forceinline__ TileBlocks blocks_of(Interval queries, Interval keys) const {
+    TileBlocks tile{queries.begin / block_q,
+                    (queries.end - 1) / block_q,
+                    keys.begin / block_kv,
+                    (keys.end - 1) / block_kv,
+                    {}};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      tile.corners[n] = on[(n / 2 ? tile.y_last : tile.y) * row + (n % 2 ? tile.x_last : tile.x)];
+    }
+    return tile;
+  }
+
+  // Whether the mask shows all, some or none of a tile.
+  __device__ __forceinline__ TileKind kind(const TileBlocks& tile) const {
     bool any = false, all = true;
-    for (int32_t y = queries.begin / block_q; y <= (queries.end - 1) / block_q; ++y) {
-      for (int32_t x = keys.begin / block_kv; x <= (keys.end - 1) / block_kv; ++x) {
-        const int32_t byte = on[y * row + x];
-        any |= byte != 0;
-        all &= byte > has_lens;
+    const auto add = [&](uint32_t byte) {
+      any |= byte != 0;
+      all &= byte > has_lens;
+    };
+#pragma unroll
+    for (const uint32_t byte : tile.corners) add(byte);
+    if (tile.y_last - tile.y > 1 || tile.x_last - tile.x > 1) {
+#pragma unroll 1
+      for (int32_t y = tile.y; y <= tile.y_last; ++y) {
+#pragma unroll 1
+        for (int32_t x = tile.x; x <= tile.x_last; ++x) add(on[y * row + x]);
       }
     }
     return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
+  }
+  __device__ __forceinline__ TileKind kind(Interval queries, Interval keys) const {
+    return on ? kind(blocks_of(queries, keys)) : TileKind::kFull;
   }
 
   // Bit 2 n + e says whether the lane's column 8 n + 2 (lane % 4) + e is shown. Columns are the
@@ -56,7 +84,9 @@ struct BlockMask {
   template <int kMmaN>
   __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t limit,
                                                 int32_t lane) const {
-    uint32_t bits = shown<kMmaN>(on + query / block_q * row, 1, block_kv, first, limit, lane);
+    const uint8_t* const from = on + query / block_q * row;
+    if (has_lens && block_kv % 8 == 0) return {counted_octets<kMmaN>(from, first, limit, lane)};
+    uint32_t bits = shown<kMmaN>(from, 1, block_kv, first, limit, lane);
     if (has_lens) bits &= counted<kMmaN>(first, limit, lane);
     return {bits};
   }
@@ -68,6 +98,48 @@ struct BlockMask {
   }
 
  private:
+  // shown_keys() by a mask's row `from` and the lengths of blocks, where no block border cuts an
+  // octet, 8 keys: of each its first keys count, up to 8. Unless all keys lie in one block, each
+  // lane of a quad finds that number for every fourth octet, and hands it to the others in 4 bits
+  // of a word.
+  template <int kMmaN>
+  __device__ __forceinline__ uint32_t counted_octets(const uint8_t* from, int32_t first,
+                                                     int32_t limit, int32_t lane) const {
+    const int32_t* const lens = block_lens_of(on, row);
+    const int32_t column = lane % 4 * 2;  // the lane's first of an octet
+    if (block_kv % (8 * kMmaN) == 0) {
+      const int32_t x = first / block_kv, left = lens[x] - (first - x * block_kv);
+      const int32_t count = from[x] ? min(max(left, 0), 8 * kMmaN) : 0;
+      const uint32_t last = (count % 8 > column) | (count % 8 > column + 1) << 1;
+      // Shifts by 32 bits give 0.
+      return ~__funnelshift_lc(0, ~0u, count / 8 * 2) | __funnelshift_lc(0, last, count / 8 * 2);
+    }
+    constexpr int kWords = (kMmaN + 7) / 8;
+    uint32_t words[kWords] = {}, bits = 0;
+#pragma unroll
+    for (int n = 0; n < kMmaN; n += 4) {
+      const int32_t octet = n + lane % 4, j = first + octet * 8;
+      if (octet >= kMmaN || j >= limit) continue;
+      const int32_t x = j / block_kv, left = lens[x] - (j - x * block_kv);
+      if (from[x]) words[n / 8] |= static_cast<uint32_t>(min(max(left, 0), 8)) << octet % 8 * 4;
+    }
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) {
+      uint32_t counts = words[n];
+      counts |= __shfl_xor_sync(~0u, counts, 1);
+      counts |= __shfl_xor_sync(~0u, counts, 2);
+      // Bit 3 of count + 7 - column: whether the column counts.
+      constexpr uint32_t kEach = 0x11111111;
+      const uint32_t own = counts + kEach * (7 - column);
+      uint32_t pairs = (own >> 3 & kEach) | (own - kEach) >> 2 & 2 * kEach;
+      // Two bits of each four, side by side.
+      pairs = (pairs | pairs >> 2) & 0x0f0f0f0f;
+      pairs = (pairs | pairs >> 4) & 0x00ff00ff;
+      bits |= ((pairs | pairs >> 8) & 0xffff) << 16 * n;
+    }
+    return bits;
+  }
+
   // As shown_keys(), by the lengths of blocks alone.
   template <int kMmaN>
   __device__ __forceinline__ uint32_t counted(int32_t first, int32_t limit, int32_t lane) const {
@@ -110,20 +182,11 @@ struct BlockMask {
 struct DenseTiles {
   template <class Params>
   __device__ __forceinline__ explicit DenseTiles(const Params&) {}
-  __device__ __forceinline__ void reset() {}
-  template <class Item>
-  __device__ __forceinline__ int32_t last_visible(const Item&, int32_t n, int32_t) const {
-    return n;
-  }
   template <class Item>
   __device__ __forceinline__ int32_t first_visible(const Item&, int32_t n, int32_t) const {
     return n;
   }
   __device__ __forceinline__ bool full(int32_t) const { return true; }
-  __device__ __forceinline__ int32_t after(int32_t n) const { return n - 1; }
-  template <class Item>
-  __device__ __forceinline__ void look_ahead(const Item&, int32_t, int32_t) const {}
-  __device__ __forceinline__ bool few_left(int32_t, int32_t, int32_t) const { return false; }
 };
 
 // 32 consecutive KV tiles, a bit each. The queries of a Q tile are divided into kSpans equal spans.
@@ -133,116 +196,141 @@ struct KvTileWindow {
   // some: tiles in which a query of the span sees a key. all: tiles in which every query sees every
   // key.
   uint32_t some[kSpans], all[kSpans];
+
+  // The tiles in which a query of the Q tile sees a key.
+  __device__ __forceinline__ uint32_t visible() const {
+    uint32_t tiles = some[0];
+#pragma unroll
+    for (int span = 1; span < kSpans; ++span) tiles |= some[span];
+    return tiles;
+  }
 };
 
-// The KV tiles that a block mask does not hide. A look reads the mask of 32 tiles, one per lane:
-// all lanes of a warp call these functions. Each warp looks for itself. kSpans: the queries are
-// divided into this many equal spans, and the tiles of each are known.
+// The KV tiles of an item that a block mask does not hide. A look reads the mask of 32 tiles, one
+// per lane: all lanes of a warp call these functions. kSpans: the queries are divided into this
+// many equal spans, and the tiles of each are known.
 template <class Params, int kTileQ, int kTileKv, int kSpans = 1>
 class BlockSparseTiles {
  public:
   __device__ __forceinline__ explicit BlockSparseTiles(const Params& params) : params_(params) {}
 
-  __device__ __forceinline__ void reset() { window_.idx = -1; }
-
-  // The window of the last look, for another warp with the same item.
-  __device__ __forceinline__ KvTileWindow<kSpans> window() const { return window_; }
-  __device__ __forceinline__ void restore(const volatile KvTileWindow<kSpans>& window) {
-    window_.idx = window.idx;
-#pragma unroll
-    for (int span = 0; span < kSpans; ++span) {
-      window_.some[span] = window.some[span];
-      window_.all[span] = window.all[span];
-    }
-  }
-
-  // The first tile from n down to begin in which a query of the item sees a key; begin - 1 or
-  // less: there is none.
-  template <class Item>
-  __device__ __forceinline__ int32_t last_visible(const Item& item, int32_t n, int32_t begin) {
-    if (!masked()) return n;
-    while (n >= begin) {
-      look(item, n);
-      const uint32_t left = some() & ((2u << n % 32) - 1);
-      if (left) return n / 32 * 32 + 31 - __clz(left);
-      n = n / 32 * 32 - 1;
-    }
-    return n;
-  }
-
-  // The first tile from n up to end in which a query sees a key; end or more: there is none.
+  // The first tile from n up to end in which a query of the item sees a key; end or more: there is
+  // none.
   template <class Item>
   __device__ __forceinline__ int32_t first_visible(const Item& item, int32_t n, int32_t end) {
     if (!masked()) return n;
     while (n < end) {
-      look(item, n);
-      const uint32_t left = some() & ~((1u << n % 32) - 1);
+      const uint32_t left = look(item, n / 32) & ~((1u << n % 32) - 1);
       if (left) return n / 32 * 32 + __ffs(left) - 1;
       n = n / 32 * 32 + 32;
     }
     return n;
   }
 
-  // Finds last_visible() below n in advance, which after() then returns.
+  // The last one from n down to begin; begin - 1 or less: there is none.
   template <class Item>
-  __device__ __forceinline__ void look_ahead(const Item& item, int32_t n, int32_t begin) {
-    after_ = last_visible(item, n - 1, begin);
-  }
-  __device__ __forceinline__ int32_t after(int32_t) const { return after_; }
-
-  // full(): whether the block mask shows all keys of tile n to all queries of a span. visible():
-  // whether it shows any key to any of them. n: the tile that was found last.
-  __device__ __forceinline__ bool full(int32_t n, int span = 0) const {
-    return !masked() || (window_.all[span] >> n % 32 & 1);
-  }
-  __device__ __forceinline__ bool visible(int32_t n, int span) const {
-    return !masked() || (window_.some[span] >> n % 32 & 1);
+  __device__ __forceinline__ int32_t last_visible(const Item& item, int32_t n, int32_t begin) {
+    if (!masked()) return n;
+    while (n >= begin) {
+      const uint32_t left = look(item, n / 32) & ((2u << n % 32) - 1);
+      if (left) return n / 32 * 32 + 31 - __clz(left);
+      n = n / 32 * 32 - 1;
+    }
+    return n;
   }
 
-  // Whether the last look has shown that the mask leaves at most `most` tiles below n, from begin
-  // on.
-  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin, int32_t most) const {
-    if (!masked() || begin / 32 != window_.idx) return false;
-    const uint32_t below = n / 32 == window_.idx ? (1u << n % 32) - 1 : ~0u;
-    return __popc(some() & below & ~((1u << begin % 32) - 1)) <= most;
+  // Whether the block mask shows all keys of tile n, found last, to all queries.
+  __device__ __forceinline__ bool full(int32_t n) const {
+    return !masked() || (window_.all[0] >> n % 32 & 1);
+  }
+
+  // The window of the last look.
+  __device__ __forceinline__ const KvTileWindow<kSpans>& window() const { return window_; }
+
+  // Looks at the window below that of the last look, and fetches the next ahead.
+  template <class Item>
+  __device__ __forceinline__ void look_below(const Item& item) {
+    look(item, window_.idx - 1);
+    if (window_.idx > 0) fetch_ahead(item, window_.idx - 1);
+  }
+
+  // Reads the mask of a window, which the next look at it then need not wait for. Only where each
+  // span and each tile lies in one block.
+  template <class Item>
+  __device__ __forceinline__ void fetch_ahead(const Item& item, int32_t idx) {
+    if (!kFetchesAhead) return;
+    const BlockMask mask = blocks(item);
+    if (mask.block_q % kSpanRows != 0 || mask.block_kv % kTileKv != 0) return;
+    ahead_idx_ = idx;
+    const int32_t x = min(first_key(idx), item.len.kv - 1) / mask.block_kv;
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) {
+      const int32_t y = min(item.query + span * kSpanRows, item.len.q - 1) / mask.block_q;
+      ahead_[span] = mask.on[y * mask.row + x];
+    }
   }
 
  private:
+  // Looks at a window, and returns the tiles in which a query of the item sees a key.
+  template <class Item>
+  __device__ __forceinline__ uint32_t look(const Item& item, int32_t idx) {
+    if (idx == window_.idx) return window_.visible();
+    window_.idx = idx;
+    const int32_t key = first_key(idx), queries = item.len.q, keys = item.len.kv;
+    const auto first_query = [&](int span) { return item.query + span * kSpanRows; };
+    if (kFetchesAhead && idx == ahead_idx_) {
+      const uint32_t whole = params_.problem.mask & FLASHATTN_MASK_BLOCK_LENS ? 2 : 1;
+#pragma unroll
+      for (int span = 0; span < kSpans; ++span) {
+        const bool exists = key < keys && first_query(span) < queries;
+        window_.some[span] = __ballot_sync(~0u, exists && ahead_[span] != 0);
+        window_.all[span] = __ballot_sync(~0u, exists && ahead_[span] >= whole);
+      }
+      return window_.visible();
+    }
+    const BlockMask mask = blocks(item);
+    // The mask is read for all spans, then used: the latencies overlap.
+    BlockMask::TileBlocks tiles[kSpans];
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) {
+      const int32_t query = min(first_query(span), queries - 1);
+      tiles[span] = mask.blocks_of({query, min(query + kSpanRows, queries)},
+                                   {min(key, keys - 1), min(key + kTileKv, keys)});
+    }
+    __syncwarp();
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) {
+      TileKind kind = TileKind::kEmpty;
+      if (key < keys && first_query(span) < queries) kind = mask.kind(tiles[span]);
+      window_.some[span] = __ballot_sync(~0u, kind != TileKind::kEmpty);
+      window_.all[span] = __ballot_sync(~0u, kind == TileKind::kFull);
+    }
+    return window_.visible();
+  }
+
+  static constexpr int kSpanRows = kTileQ / kSpans;
+  // Kernels with one span lack the registers, and have other CTAs meanwhile.
+  static constexpr bool kFetchesAhead = kSpans > 1;
+
   __device__ __forceinline__ bool masked() const {
     return params_.problem.mask & FLASHATTN_MASK_BLOCKS;
   }
 
   template <class Item>
-  __device__ __forceinline__ void look(const Item& item, int32_t n) {
-    if (n / 32 == window_.idx) return;
-    window_.idx = n / 32;
-    const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, item.b, item.h);
-    const int32_t key = (window_.idx * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
-    const int32_t queries = item.len.q, keys = item.len.kv;
-#pragma unroll
-    for (int span = 0; span < kSpans; ++span) {
-      const int32_t query = item.query + span * (kTileQ / kSpans);
-      TileKind kind = TileKind::kEmpty;
-      if (key < keys && (span == 0 || query < queries)) {
-        kind = blocks.kind({query, min(query + kTileQ / kSpans, queries)},
-                           {key, min(key + kTileKv, keys)});
-      }
-      window_.some[span] = __ballot_sync(~0u, kind != TileKind::kEmpty);
-      window_.all[span] = __ballot_sync(~0u, kind == TileKind::kFull);
-    }
+  __device__ __forceinline__ BlockMask blocks(const Item& item) const {
+    return BlockMask::of(params_.problem, params_.args.inputs, item.b, item.h);
   }
 
-  // The window's tiles in which a query sees a key.
-  __device__ __forceinline__ uint32_t some() const {
-    uint32_t tiles = window_.some[0];
-#pragma unroll
-    for (int span = 1; span < kSpans; ++span) tiles |= window_.some[span];
-    return tiles;
+  // The first key of the lane's tile in a window.
+  static __device__ __forceinline__ int32_t first_key(int32_t idx) {
+    return (idx * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
   }
 
   const Params& params_;
   KvTileWindow<kSpans> window_{-1, {}, {}};
-  int32_t after_ = 0;  // see look_ahead()
+  // The window that was fetched ahead, and the mask's numbers for the lane's tile and each span.
+  int32_t ahead_idx_ = -1;
+  uint32_t ahead_[kSpans];
 };
 
 }  // namespace flashattn::cuda

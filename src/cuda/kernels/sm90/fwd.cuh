@@ -46,9 +46,12 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       *reinterpret_cast<SharedStorage<Config>*>(shared + Config::kTensorBytes);
   // Warp-uniform, so that descriptors stay in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  // Small pages need many TMA copies: K and V then have a producer warp each.
+  // Small pages need many TMA copies, and block masks looks: K and V then have a producer warp
+  // each.
   const bool split_kv_producers =
-      !Config::kTransposesV && params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+      !Config::kTransposesV &&
+      (params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV ||
+       (kMayHideTiles<Config> && params.problem.mask & FLASHATTN_MASK_BLOCKS));
   if (threadIdx.x == 0) {
     init_barriers<Config>(storage, split_kv_producers ? 2 : 1);
     for (const CUtensorMap* map : {&params.q, &params.k}) ptx::tma_prefetch(map);

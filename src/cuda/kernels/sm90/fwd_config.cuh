@@ -139,11 +139,10 @@ struct RawVPipeline<Config, true> {
 };
 
 template <class Config>
-struct SharedStorage
-    : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
-      RawVPipeline<Config, Config::kTransposesV>,
-      VisibleTiles<kMayHideTiles<Config>, Config::kStages, kWorkStages, Config::kConsumers>,
-      PackedTiles<Config::kPacksHeads> {
+struct SharedStorage : BiasPipeline<Config::kHasDenseBias, Config::kBiasStages, Config::kConsumers>,
+                       RawVPipeline<Config, Config::kTransposesV>,
+                       VisibleTiles<kMayHideTiles<Config>, Config::kStages, Config::kConsumers>,
+                       PackedTiles<Config::kPacksHeads> {
   Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
   Barrier all_done;       // consumers have finished all tiles before kDrain
   Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
@@ -173,6 +172,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Config>& storage,
     storage.v.init(1, kConsumers);
   }
   if constexpr (Config::kHasDenseBias) storage.bias.init(1, 4);  // warps
+  if constexpr (kMayHideTiles<Config>) storage.windows.init(1, kv_producers);
   storage.work.init(kConsumers, 4 * kConsumers + Config::kQProducerWarp + kv_producers);
   ptx::fence_mbarrier_init();
 }

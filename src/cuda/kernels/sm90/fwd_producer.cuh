@@ -124,13 +124,14 @@ class KvProducer {
         loads_k_(loads_k),
         loads_v_(loads_v),
         q_producer_(params, shared, storage),
+        walk_(params, storage),
         k_(shared + Config::kKOffset),
         v_(shared + Config::kVOffset),
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile,
-                                        uint32_t stage) { load(work_tile, stage); });
+                                        uint32_t) { load(work_tile); });
     if constexpr (Config::kTransposesV) {
       begin_raw_v_tile(kNoMoreTiles);
       if (leader_) storage_.raw_v.producer_commit(raw_v_state_);
@@ -146,8 +147,9 @@ class KvProducer {
     return ptx::kEvictLast;
   }
 
-  // KV tiles that are left when the next work tile is planned
-  static constexpr int32_t kPrefetchDistance = 2;
+  // KV tiles that are left when the next work tile is planned, which takes longer where a block
+  // mask must be read.
+  static constexpr int32_t kPrefetchDistance = kMayHideTiles<Config> ? 7 : 2;
 
   // Coordinates of a sequence in K and V: `first`, its first row, and `count`, its number of keys.
   // v_tile: with E4M3, index of its first tile of V^T, over (tile, KV head).
@@ -161,8 +163,10 @@ class KvProducer {
     int32_t page, row;
   };
 
-  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile,
-                                       uint32_t stage) {
+  using Walk = std::conditional_t<kMayHideTiles<Config>,
+                                  BlockSparseWalk<Config, SharedStorage<Config>>, DenseWalk>;
+
+  __device__ __forceinline__ void load(const volatile WorkTile<Config::kConsumers>& work_tile) {
     const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
@@ -176,29 +180,26 @@ class KvProducer {
       if (loads_v_) signal_prefetch_next();
       return;
     }
-    KvTiles<Config> kv_tiles(params_);
-    if constexpr (kMayHideTiles<Config>) kv_tiles.restore(storage_.last_windows[stage]);
+    walk_.start();
     PageBox page = look_up_page(keys, n);
-    if (loads_k_) {
-      load_k_tile(kv_tiles, keys, n, page);
-      if (!Config::kQProducerWarp) q_producer_.load(work_tile);
-    }
-    kv_tiles.look_ahead(work_tile, n, begin);
+    // Behind K, whose stage is free sooner, unless Q has two stages and the tile may be short.
+    const bool loads_q = !Config::kQProducerWarp && loads_k_;
+    if (kMayHideTiles<Config> && loads_q) q_producer_.load(work_tile);
+    if (loads_k_) load_k_tile(keys, n, page);
+    if (!kMayHideTiles<Config> && loads_q) q_producer_.load(work_tile);
     bool signalled = !loads_v_;
     // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
-      if (!signalled &&
-          (n <= begin + kPrefetchDistance || kv_tiles.few_left(n, begin, kPrefetchDistance))) {
+      if (!signalled && walk_.few_left(n, begin, kPrefetchDistance)) {
         signal_prefetch_next();
         signalled = true;
       }
       const PipelineState<Config::kStages> v_state = kv_state_;
       kv_state_.advance();
-      const int32_t after = kv_tiles.after(n);
+      const int32_t after = walk_.after(n, begin);
       const PageBox page_after = look_up_page(keys, after);
-      if (after >= begin && loads_k_) load_k_tile(kv_tiles, keys, after, page_after);
-      kv_tiles.look_ahead(work_tile, after, begin);  // before the wait for V's buffer
+      if (after >= begin && loads_k_) load_k_tile(keys, after, page_after);
       if constexpr (Config::kTransposesV) {
         begin_raw_v_tile(min(keys.count - n * Config::kTileKv, Config::kTileKv));
         load_kv_tile<Config::kPanelsQk>(params_.v, v_, storage_.raw_v, raw_v_state_, keys, n, page);
@@ -240,13 +241,11 @@ class KvProducer {
             own - page_idx * params_.problem.page_size};
   }
 
-  __device__ __forceinline__ void load_k_tile(const KvTiles<Config>& kv_tiles, const KvSource& keys,
-                                              int32_t n, PageBox own) {
+  __device__ __forceinline__ void load_k_tile(const KvSource& keys, int32_t n, PageBox own) {
     if constexpr (kMayHideTiles<Config>) {
       storage_.k.producer_acquire(kv_state_);
       if (leader_)
-        storage_.stage_tiles[kv_state_.stage()] =
-            StageTile<Config::kConsumers>::of(kv_tiles, n).word;
+        storage_.stage_tiles[kv_state_.stage()] = StageTile<Config::kConsumers>::of(walk_, n).word;
     }
     load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, own);
   }
@@ -307,6 +306,7 @@ class KvProducer {
   SharedStorage<Config>& storage_;
   const bool loads_k_, loads_v_;
   QProducer<Config> q_producer_;
+  Walk walk_;
   const uint32_t k_, v_;
   const bool leader_;
   PipelineState<Config::kStages> kv_state_;

@@ -45,8 +45,11 @@ class SchedulerWarp {
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
         if (plan(work_idx, redo, work_tile)) {
-          if constexpr (Config::ScoreMod::template kHas<BlockMask>) clip_to_block_mask(work_tile);
-          producer_commit();
+          if constexpr (kMayHideTiles<Config>) {
+            commit_visible_tiles(work_tile);
+          } else {
+            producer_commit();
+          }
           // The next tile is taken as late as possible, which balances the load of CTAs.
           storage_.prefetch_next.wait(phases_ >> 1);
           phases_ ^= 2;
@@ -114,27 +117,50 @@ class SchedulerWarp {
   }
 
   // Limits all warpgroups to the KV tiles from the first to the last that the block mask does not
-  // hide.
-  __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
+  // hide, sends the work tile, and then the windows of its KV tiles.
+  __device__ __forceinline__ void commit_visible_tiles(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
     // Volatile: fields are read from shared memory at each use, as registers are scarce.
     const volatile WorkTile<Config::kConsumers>& at = work_tile;
-    int32_t end = at.kv_end, begin = end;
-    if (at.kv_begin < end) {
-      KvTiles<Config> kv_tiles(params_);
-      end = kv_tiles.last_visible(at, end - 1, at.kv_begin) + 1;
-      if (leader_) storage_.last_windows[work_state_.stage()] = kv_tiles.window();
-      begin = end <= at.kv_begin ? end : kv_tiles.first_visible(at, at.kv_begin, end);
+    BlockSparseTiles<ForwardParams, Config::kTileQ, Config::kTileKv, Config::kConsumers> tiles(
+        params_);
+    int32_t begin = at.kv_begin, end = at.kv_end;
+    if (begin < end) {
+      tiles.fetch_ahead(at, (end - 1) / 32);  // while the first tile is sought
+      begin = tiles.first_visible(at, begin, end);
+      end = begin < end ? tiles.last_visible(at, end - 1, begin) + 1 : begin;
     }
     __syncwarp();
-    if (!leader_) return;
-    work_tile.kv_begin = begin;
-    work_tile.kv_end = end;
+    if (leader_) {
+      work_tile.kv_begin = begin;
+      work_tile.kv_end = end;
 #pragma unroll
-    for (int n = 0; n < Config::kConsumers; ++n) {
-      work_tile.warpgroups[n].kv_begin = begin;
-      work_tile.warpgroups[n].kv_end = end;
+      for (int n = 0; n < Config::kConsumers; ++n) {
+        work_tile.warpgroups[n].kv_begin = begin;
+        work_tile.warpgroups[n].kv_end = end;
+      }
     }
+    producer_commit();
+    if (!(params_.problem.mask & FLASHATTN_MASK_BLOCKS) || begin >= end) return;
+    int32_t left = (end - 1) / 32 - begin / 32;
+#pragma unroll 1
+    for (;;) {
+      send_window(tiles.window());
+      if (left-- == 0) break;
+      tiles.look_below(at);
+    }
+  }
+
+  // Sends a window to the producers, if it has a visible tile.
+  __device__ __forceinline__ void send_window(const KvTileWindow<Config::kConsumers>& window) {
+    if (window.visible() == 0) return;
+    storage_.windows.producer_acquire(window_state_);
+    __syncwarp();  // all lanes have seen this phase
+    if (leader_) {
+      storage_.window_of_stage[window_state_.stage()] = window;
+      storage_.windows.producer_commit(window_state_);
+    }
+    window_state_.advance();
   }
 
   __device__ __forceinline__ void send(WorkKind kind) {
@@ -158,6 +184,7 @@ class SchedulerWarp {
   SharedStorage<Config>& storage_;
   const bool leader_;
   PipelineState<kWorkStages> work_state_;
+  PipelineState<kWindowStages> window_state_;
   uint32_t phases_ = 0;  // parities: bit 0 of all_done, bit 1 of prefetch_next
   bool counter_cleared_ = false;
 };

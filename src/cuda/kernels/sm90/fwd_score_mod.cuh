@@ -195,11 +195,15 @@ class FwdScoreMod {
     if constexpr (kMayHideTiles<Config>) {
       const BlockMask blocks =
           BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
+      BitMask shown;
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
-        const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
-        blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane())
-            .forward(SRowLayout{mi}, s);
+        // Otherwise both rows lie in one block. Small CTAs lack the registers.
+        if (mi == 0 || Config::kCtasPerSm == 3 || blocks.block_q % 16 != 0) {
+          const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
+          shown = blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane());
+        }
+        shown.forward(SRowLayout{mi}, s);
       }
     }
   }
