@@ -217,7 +217,7 @@ def with_nvcc() -> Dict[str, str]:
 
 
 def configure_cuda(run: Run, *targets: str) -> pathlib.Path:
-    return run.compile("cuda-test", "-Dcuda=enabled", "-Dgpu_archs=['80', '120', '90a']",
+    return run.compile("cuda-test", "-Dcuda=enabled", "-Dgpu_archs=['80', '90', '120', '90a']",
                        "-Demulator=true", best_isas(run), env=with_nvcc(), targets=targets)
 
 
