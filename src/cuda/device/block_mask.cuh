@@ -96,6 +96,23 @@ struct BlockMask {
     const uint32_t bits = shown<kMmaN>(on + key / block_kv, row, block_q, first, limit, lane);
     return {counts(key) ? bits : 0};
   }
+  // shown_queries() of keys `key` and key + 8, the second in the upper half of the word, where both
+  // lie in one block and all queries in one: see pairs_keys(). Keys from `keys` on do not exist.
+  template <int kMmaN>
+  __device__ __forceinline__ uint32_t shown_to_pair(int32_t key, int32_t keys, int32_t first,
+                                                    int32_t limit) const {
+    static_assert(kMmaN <= 8, "the bits of a word");
+    const int32_t x = min(key, keys - 1) / block_kv;
+    const int32_t end = min(x * block_kv + (has_lens ? block_lens_of(on, row)[x] : block_kv), keys);
+    const uint32_t octets = min((limit - first + 7) / 8, kMmaN);
+    const uint32_t bits = on[first / block_q * row + x] ? (1u << 2 * octets) - 1 : 0;
+    return (key < end ? bits : 0) | (key + 8 < end ? bits << 16 : 0);
+  }
+  // Whether each 16 keys, and each kQueries queries, lie in one block.
+  template <int kQueries>
+  __device__ __forceinline__ bool pairs_keys() const {
+    return block_kv % 16 == 0 && block_q % kQueries == 0;
+  }
 
  private:
   // shown_keys() by a mask's row `from` and the lengths of blocks, where no block border cuts an

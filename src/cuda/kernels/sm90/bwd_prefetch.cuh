@@ -94,6 +94,10 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
     const BlockMask blocks =
         BlockMask::of(problem, params_.common.args.inputs, work_tile().b, head);
+    if (blocks.pairs_keys<kTileQ>()) {
+      return blocks.shown_to_pair<kTileQ / 8>(work_tile().key + row(), work_tile().len.kv,
+                                              tile * kTileQ, work_tile().len.q);
+    }
     uint32_t visible_bits = 0;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
