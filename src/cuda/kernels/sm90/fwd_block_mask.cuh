@@ -26,20 +26,24 @@ struct VisibleTiles<true, kStages, kConsumers> {
   uint32_t stage_tiles[kStages];  // the StageTile of each stage of K
 };
 
-// How a producer walks the KV tiles of a work tile, from the last to the first.
+// How a producer walks the KV tiles of a work tile, from the last to the first. few_left(): whether
+// so few are left below n that the next work tile should be planned.
 class DenseWalk {
  public:
+  static constexpr int32_t kFew = 2;
   template <class Params, class Storage>
   __device__ __forceinline__ DenseWalk(const Params&, Storage&) {}
   __device__ __forceinline__ void start() {}
   __device__ __forceinline__ int32_t after(int32_t n, int32_t) { return n - 1; }
-  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin, int32_t most) const {
-    return n <= begin + most;
+  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin) const {
+    return n <= begin + kFew;
   }
 };
 
 template <class Config, class Storage>
 class BlockSparseWalk {
+  static constexpr int32_t kFew = 7;  // to read the mask takes time
+
  public:
   __device__ __forceinline__ BlockSparseWalk(const ForwardParams& params, Storage& storage)
       : storage_(storage), masked_(params.problem.mask & FLASHATTN_MASK_BLOCKS) {}
@@ -61,10 +65,10 @@ class BlockSparseWalk {
     return window_.idx * 32 + 31 - __clz(left);
   }
 
-  // Whether few tiles seem to be left below n: a window not yet taken counts as two.
-  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin, int32_t most) const {
-    if (!masked_) return n <= begin + most;
-    return __popc(below(n)) + 2 * (window_.idx - begin / 32) <= most;
+  // A window that is not yet taken counts as two tiles.
+  __device__ __forceinline__ bool few_left(int32_t n, int32_t begin) const {
+    if (!masked_) return n <= begin + DenseWalk::kFew;
+    return __popc(below(n)) + 2 * (window_.idx - begin / 32) <= kFew;
   }
 
   // full(): whether the block mask shows all keys of tile n to all queries of a warpgroup.

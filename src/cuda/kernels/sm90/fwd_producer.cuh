@@ -147,10 +147,6 @@ class KvProducer {
     return ptx::kEvictLast;
   }
 
-  // KV tiles that are left when the next work tile is planned, which takes longer where a block
-  // mask must be read.
-  static constexpr int32_t kPrefetchDistance = kMayHideTiles<Config> ? 7 : 2;
-
   // Coordinates of a sequence in K and V: `first`, its first row, and `count`, its number of keys.
   // v_tile: with E4M3, index of its first tile of V^T, over (tile, KV head).
   struct KvSource {
@@ -182,7 +178,7 @@ class KvProducer {
     }
     walk_.start();
     PageBox page = look_up_page(keys, n);
-    // Behind K, whose stage is free sooner, unless Q has two stages and the tile may be short.
+    // K first, as its stage is free sooner; but Q where the work tile before may have been short.
     const bool loads_q = !Config::kQProducerWarp && loads_k_;
     if (kMayHideTiles<Config> && loads_q) q_producer_.load(work_tile);
     if (loads_k_) load_k_tile(keys, n, page);
@@ -191,7 +187,7 @@ class KvProducer {
     // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
-      if (!signalled && walk_.few_left(n, begin, kPrefetchDistance)) {
+      if (!signalled && walk_.few_left(n, begin)) {
         signal_prefetch_next();
         signalled = true;
       }
