@@ -1,7 +1,8 @@
-"""Who is measured beside this library on a GPU: PyTorch's backends of scaled_dot_product_attention,
-and, where they can be imported, FlashAttention-4 (the package flash-attn-4); for E4M3
-FlashAttention-3 (fa3-fwd) and cuDNN through its frontend (nvidia-cudnn-frontend); for a dense bias
-cuEquivariance (cuequivariance-ops-torch-cu13 or -cu12)."""
+"""Who is measured beside this library on a GPU: PyTorch's backends of scaled_dot_product_attention
+and its flex_attention, and, where they can be imported, FlashAttention-4 (the package
+flash-attn-4); for E4M3 FlashAttention-3 (fa3-fwd) and cuDNN through its frontend
+(nvidia-cudnn-frontend); for a dense bias cuEquivariance (cuequivariance-ops-torch-cu13 or
+-cu12)."""
 from __future__ import annotations
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from cases import Case
 from memory import Array, torch
+from ours import blocks_of
 
 Work = Callable[[], Any]
 _SCORES = 8 << 30  # bytes of scores past which MATH, which stores them, is left alone
@@ -300,6 +302,63 @@ class CuEquivariance:
                                     + [g[0] for g in grads[3:]])
 
 
+class FlexAttention:
+    """torch.nn.attention.flex_attention, compiled when it first meets a shape: windows, block
+    masks, softcap and ALiBi."""
+
+    remark = ""
+
+    def __init__(self) -> None:
+        self.flex = importlib.import_module("torch.nn.attention.flex_attention")
+        self.function = torch.compile(self.flex.flex_attention, dynamic=False)
+
+    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        usual = dataclasses.replace(case, window=-1, block_density=1.0, block_lists=False,
+                                    softcap=0.0, alibi=False)
+        if (case.plain or not usual.plain or case.decodes or case.bias or case.dropout
+                or case.latent or case.kv_dtype not in ("bf16", "f16")):
+            raise CannotRun("only measured with windows, block masks, softcap and ALiBi")
+        inputs = [arrays[name].tensor.detach().transpose(1, 2).requires_grad_(case.op == "backward")
+                  for name in "qkv"]
+        options = dict(block_mask=self.mask(case), score_mod=self.score_mod(case),
+                       enable_gqa=case.kv_heads != case.heads)
+        try:
+            if case.op == "forward":
+                work = functools.partial(self.function, *inputs, **options)
+                work()
+                return work, lambda out: [out.transpose(1, 2)]
+            work = _gradients(self.function(*inputs, **options), inputs,
+                              arrays["dout"].tensor.transpose(1, 2))
+            work()
+        except Exception as error:  # its compiler has many ways to fail
+            raise CannotRun(f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0][:100]
+                            ) from None
+        return work, lambda grads: [g.transpose(1, 2) for g in grads]
+
+    def mask(self, case: Case) -> Any:
+        if case.block_density < 1:  # all blocks that it shows are whole
+            on = torch.tensor(blocks_of(case), device="cuda")[None, None]
+            counts = on.sum(-1, dtype=torch.int32)
+            index = on.argsort(-1, descending=True, stable=True).int()
+            return self.flex.BlockMask.from_kv_blocks(
+                torch.zeros_like(counts), torch.zeros_like(index), counts, index,
+                BLOCK_SIZE=case.block_size, seq_lengths=(case.seqlen_q, case.keys))
+        if case.window < 0 and not case.causal:
+            return None
+        width = case.window if case.window >= 0 else case.keys
+        return self.flex.create_block_mask(lambda _b, _h, q, k: (q >= k) & (q - k <= width),
+                                           None, None, case.seqlen_q, case.keys, device="cuda")
+
+    @staticmethod
+    def score_mod(case: Case) -> Any:
+        if case.softcap:
+            return lambda s, _b, _h, _q, _k: case.softcap * torch.tanh(s / case.softcap)
+        if case.alibi:
+            slopes = torch.exp2(-8.0 * torch.arange(1, case.heads + 1, device="cuda") / case.heads)
+            return lambda s, _b, h, q, k: s - slopes[h] * (q - k).abs()
+        return None
+
+
 def available() -> Tuple[Dict[str, Any], List[str]]:
     """Peers by name, and a sentence for each that this machine lacks."""
     if torch is None:
@@ -308,11 +367,11 @@ def available() -> Tuple[Dict[str, Any], List[str]]:
         ("cudnn", "CUDNN_ATTENTION"), ("flash", "FLASH_ATTENTION"),
         ("efficient", "EFFICIENT_ATTENTION"), ("math", "MATH"))}
     for name, peer in (("fa3 fp8", FlashAttention3), ("cudnn fp8", CudnnFp8),
-                       ("cueq", CuEquivariance)):
+                       ("cueq", CuEquivariance), ("flex", FlexAttention)):
         try:
             found[name] = peer()
         except Exception:
-            continue  # only rows of E4M3, or of a bias, lack it
+            continue  # only some rows lack it
     try:
         found["fa4"] = FlashAttention4()
     except Exception as error:
