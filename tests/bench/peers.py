@@ -339,7 +339,7 @@ class FlexAttention:
         if case.block_density < 1:  # all blocks that it shows are whole
             on = torch.tensor(blocks_of(case), device="cuda")[None, None]
             counts = on.sum(-1, dtype=torch.int32)
-            index = on.argsort(-1, descending=True, stable=True).int()
+            index = on.sort(dim=-1, descending=True, stable=True).indices.int()
             return self.flex.BlockMask.from_kv_blocks(
                 torch.zeros_like(counts), torch.zeros_like(index), counts, index,
                 BLOCK_SIZE=case.block_size, seq_lengths=(case.seqlen_q, case.keys))
