@@ -54,7 +54,7 @@ void add_product_e4m3(const float* a, const float* b, float* d, int rows, int co
         for (int k = 0; k < 2 * kDepth; ++k) sum += terms[k];
         continue;
       }
-      const float unit = std::ldexp(1.0f, std::ilogb(largest) - 13);
+      const float unit = std::ldexp(1.0f, std::max(std::ilogb(largest) - 13, -149));
       double all = 0;
       for (const float term : terms) all += std::trunc(double{term} / unit);
       sum = static_cast<float>(all * unit);

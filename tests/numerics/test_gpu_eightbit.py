@@ -74,6 +74,68 @@ def test_modified(device, change, dims):
     assert relative_error(case, device) < NORMAL
 
 
+# By kernels of their own.
+COMPILED = [dict(descales="bht", descale_block=64), dict(descales="bht", descale_block=128),
+            dict(descales="bt", descale_block=192), dict(softcap=30.0), dict(softcap=2.0),
+            dict(alibi="bh")]
+MASKS = [*FEATURES, dict(seqlen_q=700, seqlen_kv=700, batch=1),
+         dict(seqlen_q=300, seqlen_kv=1100, batch=1, causal=True, heads_q=3, heads_kv=3)]
+
+
+@pytest.mark.parametrize("compiled", range(len(COMPILED)))
+@pytest.mark.parametrize("change", range(len(MASKS)))
+def test_compiled(device, compiled, change):
+    dim = (64, 128, 256, 96, 192)[(change + compiled) % 5]
+    case = BASE.replace(dim_qk=dim, dim_v=dim, **{**MASKS[change], **COMPILED[compiled]})
+    plan = capi.Plan(capi.descriptor(case, device))
+    why = capi.ffi.string(plan.info(capi.FORWARD, capi.sizes_of(case)).kernel)
+    assert b"runtime" not in why, why
+    assert relative_error(case, device) < NORMAL
+
+
+def check_blocks(case, device, descales):
+    """With these descales of k and v, by blocks."""
+    data = make_data(case)
+    for name, values in descales.items():
+        data.descales[name][...] = np.asarray(values, np.float32)
+    assert relative_error(case, device, data) < NORMAL
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_descales_of_blocks_differ(device, dim, causal):
+    """Scores that grow from tile to tile, by much; values of which some weigh nothing, or all."""
+    case = BASE.replace(batch=1, seqlen_q=500, seqlen_kv=500, dim_qk=dim, dim_v=dim, causal=causal,
+                        descales="t", descale_block=64)
+    check_blocks(case, device, {"k": [64, 32, 16, 8, 4, 1, 0, 1], "v": np.ones(8)})
+    check_blocks(case, device, {"v": [1, 1e-3, 0, 1, 1e-9, 1e9, 1, 0]})
+    check_blocks(case, device, {"k": np.zeros(8), "v": [2, 0, 0, 1, 0, 3, 0, 1e-4]})
+    zero = make_data(case)
+    zero.descales["v"][...] = 0
+    assert all((np.asarray(o) == 0).all() for o in run(case, device, zero).o)
+
+
+@pytest.mark.parametrize("change", [*COMPILED[:1], *COMPILED[3:]])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_large_scores(device, change, dim):
+    """Tiles that are computed again."""
+    case = BASE.replace(batch=1, seqlen_q=300, seqlen_kv=300, dim_qk=dim, dim_v=dim,
+                        amplitude=50.0, **{"descales": None, **change})
+    assert relative_error(case, device) < NORMAL
+
+
+@pytest.mark.parametrize("slope", [0, 2.0 ** -8, 0.5, 2.5, 20.0, -0.5])
+@pytest.mark.parametrize("mask", [dict(), dict(causal=True), dict(window=(40, 300)),
+                                  dict(window=(300, 0)), dict(seqlen_q=900)])
+def test_slopes(device, slope, mask):
+    """Keys on both sides of the queries, or far from them."""
+    case = BASE.replace(**{**dict(batch=1, seqlen_q=400, seqlen_kv=700, dim_qk=128, dim_v=128,
+                                  alibi="h"), **mask})
+    data = make_data(case)
+    data.slopes[...] = slope
+    assert relative_error(case, device, data) < NORMAL
+
+
 @pytest.mark.parametrize("block", [64, 128])
 def test_wide_outputs_of_parts(device, block):
     """Columns of both parts have the bits that each has alone, and count in amax_o."""

@@ -10,6 +10,7 @@
 #include "core/score_mod.h"
 #include "cuda/params.h"
 #include "cuda/device/alibi.cuh"
+#include "cuda/device/block_descales.cuh"
 #include "cuda/device/block_mask.cuh"
 #include "cuda/device/dense_bias.cuh"
 #include "cuda/device/dropout.cuh"

@@ -11,8 +11,17 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool plain = modifications(p) == 0 && p.descale_block == 0;
-  return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
+  if (p.descale_block != 0) {
+    const bool in_halves = p.descale_block % (kFp8TileKv / 2) == 0;
+    return modifications(p) == 0 && in_halves ? ScoreModKind::kBlockDescales
+                                              : ScoreModKind::kRuntime;
+  }
+  switch (modifications(p)) {
+    case 0: return ScoreModKind::kPlain;
+    case kModSoftcap: return ScoreModKind::kSoftcap;
+    case kModAlibi: return ScoreModKind::kAlibi;
+    default: return ScoreModKind::kRuntime;
+  }
 }
 
 // A wider V is computed so many columns at a time where modifications are chosen at run time.
@@ -20,19 +29,23 @@ constexpr int32_t kRuntimeColumns = 128;
 
 // The kernel for the smallest head that fits; NULL: none fits. With dtype_o F32 and F8E4M3 it is
 // the BF16 kernel: the epilogue converts.
-const ForwardEntry* find(const Problem& p, bool transposes_v) {
+const ForwardEntry* find(const Problem& p, bool transposes_v, ScoreModKind kind) {
   const int32_t dtype =
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;
   const ForwardEntry* best = nullptr;
   for (const ForwardEntry* e : fp8_forward_table()) {
     const bool splits_v = e->score_mod == ScoreModKind::kRuntime && e->dim_v == kRuntimeColumns;
-    if (e->dtype == dtype && e->score_mod == score_mod_of(p) && e->transposes_v == transposes_v &&
+    if (e->dtype == dtype && e->score_mod == kind && e->transposes_v == transposes_v &&
         e->dim_qk >= p.dim_qk && (e->dim_v >= p.dim_v || splits_v) &&
         (!best || e->dim_qk < best->dim_qk)) {
       best = e;
     }
   }
   return best;
+}
+const ForwardEntry* find(const Problem& p, bool transposes_v) {
+  const ForwardEntry* const own = find(p, transposes_v, score_mod_of(p));
+  return own ? own : find(p, transposes_v, ScoreModKind::kRuntime);
 }
 
 // The most Q tiles that may read a tile of V, if each of them is to transpose it. Measured on an
@@ -57,13 +70,13 @@ Fp8ForwardKernels::Fp8ForwardKernels(const Problem& problem, const Device& devic
     : problem_(problem),
       l2_bytes_(usable_l2_bytes(device.index)),
       kernel_(make_ready(*find(problem, transposes_v), device.properties.multiprocessors)),
-      transpose_v_(transpose_v_kernel(kernel_.entry->dim_v)),
+      transpose_v_(transpose_v_kernel(kernel_.entry->dim_v, has_block_descales())),
       name_(std::string("sm90_forward_f8_") + std::to_string(kernel_.entry->dim_qk) + "_" +
             std::to_string(kernel_.entry->dim_v) + "_q" + std::to_string(kernel_.entry->tile_q) +
             "_kv" + std::to_string(kernel_.entry->tile_kv) +
             kScoreModNames[static_cast<int32_t>(kernel_.entry->score_mod)] +
             (transposes_v ? "_transposes_v" : "")),
-      softcap_(softcap_of(problem)),
+      softcap_(softcap_of_fp8(problem)),
       stream_k_(problem, device) {
   make_ready(reinterpret_cast<const void*>(transpose_v_.kernel), transpose_v_.threads, 0,
              device.properties.multiprocessors);
@@ -86,17 +99,26 @@ RowCost Fp8ForwardKernels::cost(const Shape& shape) const {
                                   : "few tiles of queries read each of V"};
 }
 
-int64_t Fp8ForwardKernels::v_bytes(const Shape& shape) const {
-  if (kernel_.entry->transposes_v) return 0;
-  const HeadTiles tiles = HeadTiles::of_keys(problem_, shape, kFp8TileKv);
-  return tiles.count() * problem_.heads_kv * kFp8TileKv * kernel_.entry->dim_v;
+Fp8ForwardKernels::Arrays Fp8ForwardKernels::arrays(const Shape& shape,
+                                                    WorkspaceAllocator* memory) const {
+  const ForwardEntry& entry = *kernel_.entry;
+  const int64_t tiles = HeadTiles::of_keys(problem_, shape, kFp8TileKv).count() * problem_.heads_kv;
+  const int64_t heads = int64_t{shape.batch} * problem_.heads_kv;
+  Arrays all{};
+  all.counter = memory->take<TileCounter>(1);
+  all.v_transposed =
+      memory->take<uint8_t>(entry.transposes_v ? 0 : tiles * kFp8TileKv * entry.dim_v);
+  if (has_block_descales()) {
+    all.half_descales = memory->take<HalfDescales>(2 * tiles);
+    all.largest_descale_v = memory->take<float>(heads);
+  }
+  all.partial_o = memory->take<float>(stream_k_.partial_floats(entry, shape));
+  return all;
 }
 
 int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
   WorkspaceAllocator memory(nullptr);
-  memory.take<TileCounter>(1);
-  memory.take<uint8_t>(v_bytes(shape));
-  memory.take<float>(stream_k_.partial_floats(*kernel_.entry, shape));
+  arrays(shape, &memory);
   return memory.unaligned_bytes();
 }
 
@@ -114,13 +136,15 @@ std::string Fp8ForwardKernels::describe(const Shape& shape,
   return text + stream_k_.describe(*kernel_.entry, shape);
 }
 
-int32_t Fp8ForwardKernels::transpose_v(const Problem& problem, const ForwardArgs& args, uint8_t* to,
-                                       cudaStream_t stream) const {
+int32_t Fp8ForwardKernels::transpose_v(const Problem& problem, const ForwardArgs& args,
+                                       const Arrays& to, cudaStream_t stream) const {
   TransposeVParams p{};
   p.problem = problem;
   p.args = args;
   p.tiles = static_cast<int32_t>(ceil_div(args.shape.seqlen_kv, kFp8TileKv));
-  p.to = to;
+  p.to = to.v_transposed;
+  p.half_descales = to.half_descales;
+  p.largest_descale_v = to.largest_descale_v;
   const int64_t ctas = int64_t{p.tiles} * problem.heads_kv * args.shape.batch *
                        (kernel_.entry->dim_v / kTransposeVColumns);
   if (ctas == 0) return FLASHATTN_OK;
@@ -157,15 +181,16 @@ int32_t Fp8ForwardKernels::launch_columns(const Problem& problem, const ForwardA
   if (const int32_t status = make_forward_params(problem, args, kernel_, l2_bytes_, softcap_, &p)) {
     return status;
   }
+  p.softcap_log2 = problem.softcap * kLog2E;
   WorkspaceAllocator memory(workspace);
-  TileCounter* const counter = memory.take<TileCounter>(1);
-  uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
+  const Arrays all = arrays(args.shape, &memory);
   if (!kernel_.entry->transposes_v) {
-    p.v_transposed = v_transposed;
-    if (const int32_t status = transpose_v(problem, args, v_transposed, stream)) return status;
+    p.v_transposed = all.v_transposed;
+    p.half_descales = all.half_descales;
+    p.largest_descale_v = all.largest_descale_v;
+    if (const int32_t status = transpose_v(problem, args, all, stream)) return status;
   }
-  float* const partial_o = memory.take<float>(stream_k_.partial_floats(*kernel_.entry, args.shape));
-  return stream_k_.launch(kernel_, &p, counter, partial_o, stream);
+  return stream_k_.launch(kernel_, &p, all.counter, all.partial_o, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -30,10 +30,20 @@ class Fp8ForwardKernels final : public ForwardRow {
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
-  int64_t v_bytes(const Shape& shape) const;
+  struct Arrays {  // in the workspace
+    TileCounter* counter;
+    uint8_t* v_transposed;
+    HalfDescales* half_descales;
+    float* largest_descale_v;
+    float* partial_o;
+  };
+  Arrays arrays(const Shape& shape, WorkspaceAllocator* memory) const;
+  bool has_block_descales() const {
+    return kernel_.entry->score_mod == ScoreModKind::kBlockDescales;
+  }
   int32_t launch_columns(const Problem& problem, const ForwardArgs& args, void* workspace,
                          cudaStream_t stream) const;
-  int32_t transpose_v(const Problem& problem, const ForwardArgs& args, uint8_t* to,
+  int32_t transpose_v(const Problem& problem, const ForwardArgs& args, const Arrays& to,
                       cudaStream_t stream) const;
 
   const Problem problem_;

@@ -137,7 +137,8 @@ std::string kernel_name(const ForwardEntry& e) {
 }  // namespace
 
 const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",      "_softcap_alibi",
-                                      "_dropout", "_block_mask", "_dense_bias", "_runtime"};
+                                      "_dropout", "_block_mask", "_dense_bias", "_block_descales",
+                                      "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
   // kModKeyBits: kernels for plain scores, with packed heads, take TREE.

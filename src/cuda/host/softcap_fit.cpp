@@ -36,6 +36,8 @@ bool fit(double (*f)(double), double end, double inner, double factor, float (&t
   return finite;
 }
 
+double relative_tanh(double x) { return std::tanh(x) / x; }
+
 // |q k| where tanh's argument is x. Its square must not overflow.
 float product(double x, double inner) {
   return static_cast<float>(std::min(x / std::abs(inner), 1e18));
@@ -69,10 +71,21 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   return cap;
 }
 
+SoftcapPolynomials softcap_of_fp8(const Problem& p) {
+  SoftcapPolynomials cap = softcap_of(p);
+  if (p.softcap == 0) return cap;
+  // Up to |x| = end the fit of tanh(x) is within end^5 / 60.
+  constexpr double kError = 0x1p-9;  // in log2 units
+  const double end = std::min(std::pow(60 * kError / (p.softcap * double{kLog2E}), 0.2), 0.5);
+  const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
+  cap.poly3_limit = 0;
+  if (fit(relative_tanh, end, inner, outer, cap.poly3)) cap.poly3_limit = product(end, inner);
+  return cap;
+}
+
 SoftcapWithDerivative softcap_with_derivative(const Problem& p) {
   if (p.softcap == 0 || p.bias != 0) return {};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
-  const auto relative_tanh = [](double x) { return std::tanh(x) / x; };
   const auto derivative = [](double x) { return 1 - std::pow(std::tanh(x), 2); };
   // Up to |x| = end the fits of tanh(x) are within end^5 / 60 and end^7 / 600. Those of the
   // derivative are within 2^-12 where end is 0.22 and 0.5.

@@ -283,6 +283,13 @@ __device__ __forceinline__ float4 load_cg(const float4* from) {
   return x;
 }
 
+// Loads 8 bytes here, neither earlier nor later.
+__device__ __forceinline__ float2 load_pair(const float2* from) {
+  float2 x;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(from) : "memory");
+  return x;
+}
+
 // Loads 16 bytes that the kernel reads once and does not write: no L1 line is allocated, and L2
 // prefetches the surrounding 256 bytes.
 __device__ __forceinline__ int4 load_nc_no_allocate(const char* from) {

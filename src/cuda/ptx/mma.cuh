@@ -196,6 +196,13 @@ __device__ __forceinline__ float exp2(float x) {
   return y;
 }
 
+// tanh(x) within 2^-11 of itself.
+__device__ __forceinline__ float tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // log2(x) of a normal x, as log2f() computes it.
 __device__ __forceinline__ float log2(float x) {
   float y;

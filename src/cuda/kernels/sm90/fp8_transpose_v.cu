@@ -22,7 +22,42 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (
   y[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-template <int kDim>
+// Prepares the descales of tile n, whose index is `tile`; of tile 0 also the largest of V. All
+// threads call it.
+__device__ __forceinline__ void write_descales(const TransposeVParams& params, int32_t b,
+                                               int32_t head, int32_t n, int64_t tile,
+                                               int32_t keys) {
+  const Inputs& in = params.args.inputs;
+  const int32_t size = params.problem.descale_block;
+  const auto of = [b, head](const flashattn_tensor& x, int32_t block) {
+    if (x.data == nullptr) return 1.0f;
+    return static_cast<const float*>(
+        x.data)[b * x.stride_batch + head * x.stride_head + block * x.stride_seq];
+  };
+  float own = 0.0f;
+  const int32_t blocks = static_cast<int32_t>(ceil_div(keys, size));
+  for (int32_t x = static_cast<int32_t>(threadIdx.x); x < blocks; x += kThreads) {
+    own = fmaxf(own, of(in.descale_v, x));
+  }
+  __shared__ int largest_of_warp[kThreads / 32];
+  const int of_warp = __reduce_max_sync(~0u, __float_as_int(own));
+  if (threadIdx.x % 32 == 0) largest_of_warp[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  float largest = 0.0f;
+#pragma unroll
+  for (const int x : largest_of_warp) largest = fmaxf(largest, __int_as_float(x));
+  for (int half = 0; half < 2; ++half) {
+    const int32_t key = min(n * kFp8TileKv + half * (kFp8TileKv / 2), keys - 1);
+    const float v = of(in.descale_v, key / size);
+    params.half_descales[2 * tile + half] = {
+        of(in.descale_k, key / size),
+        largest == 0.0f ? 0.0f : fmaxf(log2f(v / largest), kLeastLog2V)};
+  }
+  if (n == 0) params.largest_descale_v[b * params.problem.heads_kv + head] = largest;
+}
+
+template <int kDim, bool kBlockDescales>
 __global__ void __launch_bounds__(kThreads)
     transpose_v(const __grid_constant__ TransposeVParams params) {
   // A thread has 16 keys of four columns.
@@ -88,6 +123,9 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const HeadTiles tiles = HeadTiles::of_keys(problem, params.args.shape, kFp8TileKv);
   const int64_t tile = (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
+  if (kBlockDescales && first_column == 0)
+    write_descales(params, b, head, n,
+                   head * tiles.count() + tiles.first(sequence.offset_kv, b) + n, sequence.len.kv);
   uint4* const to = reinterpret_cast<uint4*>(params.to + (tile * kDim + first_column) * kFp8TileKv);
 #pragma unroll
   for (int x = static_cast<int>(threadIdx.x); x < kTransposeVColumns * kChunks; x += kThreads) {
@@ -95,10 +133,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <bool kBlockDescales>
+TransposeVKernel kernel_of(int32_t dim) {
+  return {kThreads, dim == 64    ? transpose_v<64, kBlockDescales>
+                    : dim == 128 ? transpose_v<128, kBlockDescales>
+                                 : transpose_v<256, kBlockDescales>};
+}
+
 }  // namespace
 
-TransposeVKernel transpose_v_kernel(int32_t dim) {
-  return {kThreads, dim == 64 ? transpose_v<64> : dim == 128 ? transpose_v<128> : transpose_v<256>};
+TransposeVKernel transpose_v_kernel(int32_t dim, bool block_descales) {
+  return block_descales ? kernel_of<true>(dim) : kernel_of<false>(dim);
 }
 
 }  // namespace flashattn::cuda::sm90

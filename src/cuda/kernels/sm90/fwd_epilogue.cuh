@@ -200,6 +200,7 @@ class FwdEpilogue {
   // Bounds of a row sum. A base that is predicted, or set by the paired row, may make it too small.
   static constexpr float kMaxRowSum = 0x1p120f;  // far enough below FLT_MAX that P and O are finite
   static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
+                                      : Config::kIsFp8                 ? 0x1p-5f
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 

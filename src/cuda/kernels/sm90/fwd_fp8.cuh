@@ -17,6 +17,10 @@
 // of 2^4 leaves room for scores that grow; beside a token that outweighs the rest of its tile that
 // would make the others subnormal or 0, and it gets 2^7.
 //
+// Softcap, ALiBi and descales by blocks of multiples of 64 tokens have kernels with the same
+// structure (fwd_fp8_softmax.cuh, fwd_fp8_descales.cuh); other modifications and their combinations
+// are asked at run time, for each element, with masks and a new base in every tile.
+//
 // Clocks of a step of a warpgroup at D = 256, measured: P V 870 and Q K^T 760, of which the tensor
 // cores need 512 each, softmax 1,090, barriers 170; 2,900 in all, without waits for K or V. The
 // registers' bandwidth is shared by the tensor cores and 440 other instructions: without the 64
@@ -41,10 +45,15 @@ struct FwdFp8Config {
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
   using ScoreMod = ScoreMod_;
-  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasSoftcap = false, kHasAlibi = false,
-                        kHasDropout = false, kHasDenseBias = false;
+  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime;
+  static constexpr bool kHasSoftcap = !kIsRuntime && ScoreMod::template kHas<Softcap>;
+  static constexpr bool kHasAlibi = !kIsRuntime && ScoreMod::template kHas<Alibi>;
+  static constexpr bool kHasBlockDescales = !kIsRuntime && ScoreMod::template kHas<BlockDescales>;
+  static constexpr bool kHasDropout = false, kHasDenseBias = false;
   static constexpr int kBiasStages = 1;
-  static_assert(kIsRuntime || ScoreMod::kIsPlain, "other modifications are asked at run time");
+  static_assert(kIsRuntime || ScoreMod::kIsPlain || kHasSoftcap || kHasAlibi || kHasBlockDescales,
+                "other modifications are asked at run time");
+  static_assert(!kHasBlockDescales || !kTransposesV, "who transposes V prepares them");
   static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave

@@ -2,33 +2,33 @@
 // fwd_fp8.cuh.
 #pragma once
 
-#include "cuda/kernels/sm90/fwd_fp8_descales.cuh"
 #include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
+#include "cuda/kernels/sm90/fwd_fp8_softmax.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdFp8Mainloop : FwdSoftmax<Config> {
-  using Base = FwdSoftmax<Config>;
+class FwdFp8Mainloop : FwdFp8Softmax<Config> {
+  using Base = FwdFp8Softmax<Config>;
   using Element = ptx::E4m3;
+  using Base::add_to_bases, Base::alibi_rise, Base::descales, Base::load_exponent_scale;
+  using Base::inverse_v_, Base::tile_sum_;
   using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
-  using Base::score_mod, Base::softmax_base_, Base::row_sum_, Base::s_;
+  using Base::raise_lone_p;
+  using Base::score_mod, Base::row_sum_, Base::s_, Base::o_, Base::pv_;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDimV = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
+  static constexpr bool kHasBlockDescales = Config::kHasBlockDescales;
   using KvState = PipelineState<kStages>;
-  // log2 of the largest P in a row's first KV tile: it leaves room for larger scores later.
-  static constexpr int kFirstPeak = 4;
-  // log2 of a lone P, a row's largest and more than 1 / kLoneShare of its tile's sum: later scores
-  // seldom exceed it, and if it were smaller the others would be too small for E4M3.
-  static constexpr int kLonePeak = 7, kLoneShare = 3;
 
  public:
   __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
                                             SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, kIsRuntime ? own_warpgroup() : warpgroup) {}
+      : Base(params, shared, storage,
+             kIsRuntime || kHasBlockDescales ? own_warpgroup() : warpgroup) {}
 
   __device__ __forceinline__ void run() {
     this->for_each_work_tile([this] { process_tile(); });
@@ -60,17 +60,21 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       while (n >= warpgroup_tile().kv_begin) {
         bool overflow = false;
         if (is_full(n)) {
-          const int32_t begin = max(warpgroup_tile().full_begin, warpgroup_tile().kv_begin);
+          int32_t begin = max(warpgroup_tile().full_begin, warpgroup_tile().kv_begin);
+          if (Config::kHasAlibi && n >= warpgroup_tile().linear_begin)
+            begin = max(begin, warpgroup_tile().linear_begin);
+          if constexpr (Config::kHasAlibi) add_to_bases(alibi_rise(n));
 #pragma unroll 1
           for (; n >= begin; --n) {
             if ((overflow = step<false>(n))) break;
           }
+          if constexpr (Config::kHasAlibi) add_to_bases(-alibi_rise(overflow ? n : n + 1));
         } else {
           overflow = step<true>(n);
           if (!overflow) n = next_tile(n);
         }
         if (overflow) {  // outside the inner loop, which must stay small
-          lower_p<false>();
+          this->template lower_p<false>(n);
           pack_p(n);
           n = next_tile(n);
         }
@@ -90,9 +94,15 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     return this->wait_k(KvState{kv_state_.count + 1}, n - 1);
   }
 
-  // Whether every row sees every key of tile n and has seen one before, and keeps its base.
+  // Whether every row sees every key of tile n and has seen one before, and keeps its base. With
+  // ALiBi all keys lie on one side of all rows, too.
   __device__ __forceinline__ bool is_full(int32_t n) const {
     if (kIsRuntime || work_tile().redo_online) return false;
+    if (Config::kHasAlibi &&
+        ((n >= warpgroup_tile().linear_end && n < warpgroup_tile().linear_begin) ||
+         work_tile().alibi_slope > Base::kSteepest)) {
+      return false;
+    }
     return n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end &&
            n < warpgroup_tile().fixed_base_end;
   }
@@ -105,9 +115,10 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     ptx::reg_fence(s_);
     this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
-    if (softmax<true>(n)) {
-      lower_p<true>();
-    } else if (!kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end) {
+    if (this->template softmax<true>(n)) {
+      this->template lower_p<true>(n);
+    } else if (!kIsRuntime && !Config::kHasAlibi && n >= warpgroup_tile().full_begin &&
+               n < warpgroup_tile().full_end) {
       raise_lone_p();
     }
     pack_p(n);
@@ -139,118 +150,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     ptx::reg_fence(s_);
     this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
-    const bool overflow = softmax<kMasked>(n);
+    const bool overflow = this->template softmax<kMasked>(n);
     if (!overflow) pack_p(n);
     return overflow;
-  }
-
-  // Turns scores into P, in s_, and sums P over this lane's columns. Returns whether a P of this
-  // warp may exceed the largest number of E4M3.
-  template <bool kMasked>
-  __device__ __forceinline__ bool softmax(int32_t n) {
-    if constexpr (kIsRuntime) {
-      descales().apply(s_, n);
-      score_mod().modify(s_, n * kTileKv, false);
-    }
-    if constexpr (kMasked) {
-      this->apply_masks(n);
-      set_base();
-    }
-#pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
-      const int mi = i / 2 % 2;
-      const float base = kMasked ? this->base(mi) : softmax_base_[mi] * kScoreUnit;
-      s_[i] = ptx::exp2(fmaf(s_[i], exponent_scale_, -base));
-      float& t = tile_sum_[mi];
-      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
-    }
-    return __any_sync(~0u, !(fmaxf(tile_sum_[0], tile_sum_[1]) <= ptx::kMaxE4m3));
-  }
-
-  // Sets the base of rows that had seen no key, and in a redone tile raises those of others.
-  __device__ __forceinline__ void set_base() {
-    const bool redo = work_tile().redo_online;
-    float top[2];
-    row_max(top);
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      const float raised = fmaf(top[mi], exponent_scale_, -kFirstPeak) * (1.0f / kScoreUnit);
-      const float before = softmax_base_[mi];
-      if (before == -INFINITY) {
-        softmax_base_[mi] = raised;
-      } else if (redo && raised > before) {
-        softmax_base_[mi] = raised;
-        scale_row(mi, ptx::exp2((before - raised) * kScoreUnit));
-      }
-    }
-  }
-
-  // The largest element of s_ in each row.
-  __device__ __forceinline__ void row_max(float (&top)[2]) const {
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      top[mi] = s_[2 * mi];
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) {
-        if (i / 2 % 2 == mi) top[mi] = fmaxf(top[mi], s_[i]);
-      }
-      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 1));
-      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 2));
-    }
-  }
-
-  // Multiplies a row's sum, its O and its P V that is not yet promoted by a factor.
-  __device__ __forceinline__ void scale_row(int mi, float factor) {
-    row_sum_[mi] *= factor;
-#pragma unroll
-    for (int i = 0; i < kDimV / 2; ++i) {
-      if (i / 2 % 2 != mi) continue;
-      o_[i] *= factor;
-      if constexpr (!Config::kSerial) pv_[i] *= factor;
-    }
-  }
-
-  // The sum of a row's P of this tile.
-  __device__ __forceinline__ float sum_of_quad(int mi) const {
-    const float sum = tile_sum_[mi] + __shfl_xor_sync(~0u, tile_sum_[mi], 1);
-    return sum + __shfl_xor_sync(~0u, sum, 2);
-  }
-
-  // Multiplies a row's P, not yet packed, and lowers its base. Returns the factor.
-  __device__ __forceinline__ float scale_p(int mi, float log2_factor) {
-    const float factor = ptx::exp2(log2_factor);
-    softmax_base_[mi] -= log2_factor * (1.0f / kScoreUnit);
-    tile_sum_[mi] *= factor;
-#pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
-      if (i / 2 % 2 == mi) s_[i] *= factor;
-    }
-    return factor;
-  }
-
-  // Raises a lone P in a row's first tile.
-  __device__ __forceinline__ void raise_lone_p() {
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      scale_p(mi, sum_of_quad(mi) < (kLoneShare << kFirstPeak) ? kLonePeak - kFirstPeak : 0);
-    }
-  }
-
-  // Lowers P of rows with a sum above E4M3's largest number; a row's largest is then 2^peak, less
-  // where many keys are nearly as large, so that their sum leaves room, too. kFirst: O is still 0.
-  template <bool kFirst>
-  __device__ __forceinline__ void lower_p() {
-    float top[2];
-    row_max(top);
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      const float sum = sum_of_quad(mi);
-      if (!(sum > ptx::kMaxE4m3 && sum < INFINITY)) continue;
-      int peak = sum < kLoneShare * top[mi] ? kLonePeak : kFirstPeak;
-      peak -= (sum > kTileKv / 4 * top[mi]) + (sum > kTileKv / 2 * top[mi]);
-      const float factor = scale_p(mi, peak - log2f(top[mi]));
-      if (!kFirst) scale_row(mi, factor);
-    }
   }
 
   // Packs P to E4M3. Four elements of the accumulator are four of the operand, as V^T orders its
@@ -358,31 +260,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  __device__ __forceinline__ FwdFp8Descales<Config> descales() const {
-    return FwdFp8Descales<Config>(*this);
-  }
-
-  // Loads the factors of a work tile.
-  __device__ __forceinline__ void load_exponent_scale() {
-    exponent_scale_ = Base::ScoreMod::exponent_scale(params_);
-    if (!kIsRuntime) {
-      // With a factor of 0 hidden scores would be NaN.
-      exponent_scale_ = fmaxf(exponent_scale_ * descales().of_scores(), FLT_MIN);
-    }
-    if (kIsRuntime && params_.problem.descale_block != 0) {
-      const float largest = descales().largest_of_v();
-      inverse_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;
-    }
-  }
-
   KvState kv_state_;
   int32_t unpromoted_ = 0;
-  float exponent_scale_;
-  float inverse_v_;  // 1 / largest_of_v(), with descales by blocks
-  float tile_sum_[2];
   uint32_t p_[kTileKv / 8];
-  float o_[kDimV / 2];
-  float pv_[Config::kSerial ? 1 : kDimV / 2];  // P V of unpromoted_ tiles
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -282,7 +282,7 @@ class FwdSoftmax : public FwdConsumer<Config> {
           single && top[mi] == row_sum_[mi] ? __fsub_rn(round_to_type(top[mi]), top[mi]) : 0.0f;
     }
   }
-  static constexpr bool kRoundsSingleKeys = Config::kHasAlibi || kHasHeadroom;
+  static constexpr bool kRoundsSingleKeys = (Config::kHasAlibi && !Config::kIsFp8) || kHasHeadroom;
 
   // Multiplies each row of O by its factor.
   template <int kCount>

@@ -17,6 +17,7 @@ using softcap_alibi = RuntimeChain<Softcap, Alibi>;
 using dropout = ScoreModChain<Dropout>;
 using block_mask = ScoreModChain<BlockMask>;
 using dense_bias = ScoreModChain<DenseBias>;
+using block_descales = ScoreModChain<BlockDescales>;
 using runtime = RuntimeScoreMod;
 
 // The kind by which the host knows a chain.
@@ -36,6 +37,8 @@ template <>
 constexpr ScoreModKind kKind<block_mask> = ScoreModKind::kBlockMask;
 template <>
 constexpr ScoreModKind kKind<dense_bias> = ScoreModKind::kDenseBias;
+template <>
+constexpr ScoreModKind kKind<block_descales> = ScoreModKind::kBlockDescales;
 
 template <class T>
 constexpr int32_t kDtype =

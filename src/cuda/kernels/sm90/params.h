@@ -21,8 +21,9 @@ enum class ScoreModKind : int32_t {
   kSoftcapAlibi,  // backward only: softcap with or without ALiBi; larger heads: ALiBi alone, too
   kDropout,
   kBlockMask,
-  kDenseBias,  // a bias that TMA loads, see accepts_bias()
-  kRuntime,    // chosen at run time: any bias, any combination; forward: also scale < 0
+  kDenseBias,      // a bias that TMA loads, see accepts_bias()
+  kBlockDescales,  // E4M3: descales of blocks of multiples of 64 tokens
+  kRuntime,        // chosen at run time: any bias, any combination; forward: also scale < 0
 };
 
 // The largest head dimension with backward kernels of kAlibi; larger heads have kSoftcapAlibi.
@@ -76,6 +77,16 @@ struct PackedHeads {
   TreeParams tree;          // with TREE; the problem's masks are its hull then
 };
 
+constexpr int32_t kFp8TileKv = 128;  // keys of a tile of E4M3
+
+// Descales of half a tile.
+struct alignas(8) HalfDescales {
+  float k;
+  float log2_v;  // of V's relative to the largest of its head, at least kLeastLog2V
+};
+// An element of P of at most 448 times 2^this is 0 in E4M3.
+constexpr float kLeastLog2V = -20.0f;
+
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page); packed heads: Q's rows are heads
   Problem problem;
@@ -96,6 +107,10 @@ struct ForwardParams {
   // Partial results: of splits as in cuda::ForwardParams; stream-K: (partial, row of the tile).
   float* partial_o;
   PartialSum* partial_sums;
+  // kBlockDescales: (KV head, tile of HeadTiles::of_keys, half); (batch, KV head).
+  const HalfDescales* half_descales;
+  const float* largest_descale_v;
+  float softcap_log2;  // E4M3: the softcap in units of log2(e)
 };
 
 // Elements of V that share a descale in the kernel for LATENT_KV.

@@ -21,7 +21,15 @@ struct WarpgroupTile {
   int32_t diagonal;              // the key position of the first row
   // ALiBi is linear in the key, since all keys lie on one side of all rows, from linear_begin on
   // and below linear_end.
-  int32_t linear_begin, linear_end;
+  union {
+    int32_t linear_begin;
+    int32_t
+        first_descales;  // BlockDescales: the index of KV tile 0 in ForwardParams::half_descales
+  };
+  union {
+    int32_t linear_end;
+    float score_scale;  // BlockDescales: of scores in units of log2(e), with the descale of Q
+  };
 };
 
 enum class WorkKind : int32_t {
@@ -111,7 +119,8 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
     query_end = min(warpgroups.end * kWarpgroupRows, len.q);
     if (query >= query_end) return false;
     if (kHasAlibi && problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const float unit = ScoreMod::kIsRuntime || redo ? kLog2E / kWideUnit : kLog2E;
+      const bool wide = ScoreMod::kIsRuntime || (redo && !Config::kIsFp8);
+      const float unit = wide ? kLog2E / kWideUnit : kLog2E;
       slope = Alibi::slope_of(problem, params.args.inputs, b,
                               q_head_of<ScoreMod>(params, position.head_idx)) *
               unit;

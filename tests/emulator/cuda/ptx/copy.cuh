@@ -136,6 +136,7 @@ inline void red_or_release(int32_t* to, int32_t bits) {
   emulator::fetch_or(to, bits, emulator::Order::kRelease);
 }
 inline float4 load_cg(const float4* from) { return *from; }
+inline float2 load_pair(const float2* from) { return *from; }
 inline int4 load_nc_no_allocate(const char* from) { return *reinterpret_cast<const int4*>(from); }
 
 inline int4 load_in_order_16_if(const char* from, bool valid, uint32_t otherwise) {

@@ -134,6 +134,7 @@ inline uint32_t movmatrix_trans(uint32_t pair) {
 // Results below the normal numbers are 0, and so are such arguments.
 inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline float exp2(float x) { return flush(std::exp2(flush(x))); }
+inline float tanh(float x) { return std::tanh(x); }
 inline float log2(float x) { return ::log2f(x); }
 inline float reciprocal(float x) { return flush(1.0f / flush(x)); }
 
