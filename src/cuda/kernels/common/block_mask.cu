@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kColumns = 4096;  // made at once
 
+// For 9.0 ptxas would take 40 registers, and spill, without a number of CTAs.
 __global__ void __launch_bounds__(kBlockMaskThreads, 8)
     make_block_mask(const __grid_constant__ BlockMaskParams params) {
   ptx::griddep_launch_dependents();  // the next kernel waits until this one has ended

@@ -1,4 +1,4 @@
-// What a block mask hides of the tiles of the Hopper backward kernels, in bits.
+// The tiles of the Hopper backward kernels that a block mask shows, a bit each.
 #pragma once
 
 #include "core/seqlen_info.h"
@@ -31,8 +31,8 @@ struct alignas(8) KvTileBits {
   int32_t before;
 };
 
-// What a block mask hides, found by bwd_block_mask.cu for the backward kernel. Queries are divided
-// into Q words: 32 Q tiles each, from the start of a sequence on.
+// The tiles that a block mask shows, which bwd_block_mask.cu finds for the backward kernel. Queries
+// are divided into Q words: 32 Q tiles each, from the start of a sequence on.
 struct BlockMaskBits {
   QTileBits* q_tiles;    // (head, Q word, KV tile); NULL: there is no block mask
   KvTileBits* kv_tiles;  // (head, Q tile, 32 KV tiles); NULL unless additions to dQ are ordered

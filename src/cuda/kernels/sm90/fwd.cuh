@@ -46,8 +46,8 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       *reinterpret_cast<SharedStorage<Config>*>(shared + Config::kTensorBytes);
   // Warp-uniform, so that descriptors stay in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  // Small pages need many TMA copies, and block masks looks: K and V then have a producer warp
-  // each.
+  // Small pages need many TMA copies, and with a block mask producers wait for windows: K and V
+  // then have a producer warp each.
   const bool split_kv_producers =
       !Config::kTransposesV &&
       (params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV ||
@@ -83,13 +83,13 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
       QProducer<Config> producer(params, ptx::shared_address(shared), storage);
       if constexpr (Config::kHasDenseBias) {
         BiasProducer<Config> bias(params, ptx::shared_address(shared), storage);
-        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile, uint32_t) {
+        for_each_work_tile(storage, [&producer, &bias](const auto& work_tile) {
           producer.load(work_tile);
           bias.load(work_tile);
         });
       } else {
-        for_each_work_tile(
-            storage, [&producer](const auto& work_tile, uint32_t) { producer.load(work_tile); });
+        for_each_work_tile(storage,
+                           [&producer](const auto& work_tile) { producer.load(work_tile); });
       }
     }
   } else {

@@ -52,8 +52,8 @@ struct ForwardConfig {
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static_assert(kCtasPerSm == 1 || kConsumers == 1,
                 "kCtasPerSm > 1 needs kConsumers == 1: kConsumerRegisters");
-  // Small CTAs share the registers of a multiprocessor. Producers that look at a block mask need
-  // more.
+  // Small CTAs share the registers of a multiprocessor. The scheduler's warp, which looks at
+  // block masks, needs more.
   static constexpr int kProducerRegisters = kCtasPerSm == 3 && kHasBlockMask ? 48
                                             : kConsumers * kCtasPerSm == 3   ? 32
                                             : kOnlineSoftmax                 ? 56

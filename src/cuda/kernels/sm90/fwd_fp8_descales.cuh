@@ -50,8 +50,8 @@ class FwdFp8Descales {
   __device__ __forceinline__ const HalfDescales* halves(int32_t n) const {
     return params_.half_descales + 2 * (consumer_.warpgroup_tile().first_descales + n);
   }
-  // Those of a half, that of K times all other factors of scores. Loaded where they are used, as
-  // registers are scarce; most lie in L1.
+  // Loads the descales of a half, and multiplies that of K by all other factors of scores. Callers
+  // load them where they use them, as registers are scarce; most lie in L1.
   __device__ __forceinline__ HalfDescales load(const HalfDescales* from) const {
     const float2 x = ptx::load_pair(reinterpret_cast<const float2*>(from));
     // With a factor of 0 hidden scores would be NaN.

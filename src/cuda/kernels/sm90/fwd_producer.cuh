@@ -1,12 +1,14 @@
 // Producer warps of the Hopper forward pass: of K and V, of Q, and of a dense bias.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
 #include "cuda/kernels/sm90/fwd_config.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// Calls load(work_tile, stage) for each work tile; all lanes of a warp call it.
+// Calls load(work_tile) for each work tile; all lanes of a warp call it.
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {
@@ -14,7 +16,7 @@ __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storag
     const volatile WorkTile<Config::kConsumers>& work_tile = storage.work_tiles[work_state.stage()];
     const WorkKind kind = work_tile.kind;
     if (kind == WorkKind::kEnd) break;
-    if (kind == WorkKind::kTile) load(work_tile, work_state.stage());
+    if (kind == WorkKind::kTile) load(work_tile);
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.work.consumer_release(work_state);
   }
@@ -130,8 +132,7 @@ class KvProducer {
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    for_each_work_tile(storage_, [this](const volatile WorkTile<Config::kConsumers>& work_tile,
-                                        uint32_t) { load(work_tile); });
+    for_each_work_tile(storage_, [this](const auto& work_tile) { load(work_tile); });
     if constexpr (Config::kTransposesV) {
       begin_raw_v_tile(kNoMoreTiles);
       if (leader_) storage_.raw_v.producer_commit(raw_v_state_);

@@ -198,7 +198,8 @@ class FwdScoreMod {
       BitMask shown;
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
-        // Otherwise both rows lie in one block. Small CTAs lack the registers.
+        // Blocks of multiples of 16 queries hold both rows, but small CTAs lack registers for the
+        // bits.
         if (mi == 0 || Config::kCtasPerSm == 3 || blocks.block_q % 16 != 0) {
           const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
           shown = blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane());

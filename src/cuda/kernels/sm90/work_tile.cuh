@@ -23,8 +23,7 @@ struct WarpgroupTile {
   // and below linear_end.
   union {
     int32_t linear_begin;
-    int32_t
-        first_descales;  // BlockDescales: the index of KV tile 0 in ForwardParams::half_descales
+    int32_t first_descales;  // BlockDescales: KV tile 0 in ForwardParams::half_descales
   };
   union {
     int32_t linear_end;
