@@ -137,7 +137,8 @@ struct BwdSharedStorage : BiasPipeline<Config::kHasDenseBias && !Config::kBiasIn
   Pipeline<Config::kQStages, 1, Config::kTwoCta> q;
   Pipeline<Config::kDoStages, 1, Config::kTwoCta> dout;
   Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
-  Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released once all CTAs have computed dQ
+  // Released once all CTAs have computed dQ.
+  Pipeline<Config::kDsStages, Config::kSplitsDs ? Config::kConsumers : 1, Config::kTwoCta> ds;
   DqPipeline<Config::kDqStages, Config::kDqWriters> dq;
   Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
@@ -175,7 +176,7 @@ __device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& st
   storage.k_empty.init(kReaders);
   storage.v_empty.init(kConsumers);
   storage.prefetch_next.init(1);
-  storage.q.init(1, kClusterSize<Config> * kConsumers);
+  storage.q.init(1, kClusterSize<Config> * kConsumers * (Config::kSplitsDs ? 4 : 1));
   storage.dout.init(1, kClusterSize<Config> * Config::kDoArrivals);
   if constexpr (Config::kSplitRoles) storage.p.init(4, 4);  // warps
   storage.ds.init(Config::kDsArrivals,

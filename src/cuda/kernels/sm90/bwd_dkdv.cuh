@@ -11,7 +11,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
   using Base::storage_, Base::consumer_, Base::params_, Base::shared_;
-  using typename Base::OutputTile, typename Base::DsState, typename Base::QState;
+  using typename Base::OutputTile, typename Base::DsState;
   static constexpr int kDimQk = Config::kDimQk, kDimV = Config::kDimV, kTileQ = Config::kTileQ;
 
  public:
@@ -19,19 +19,19 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
                                      BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer) {}
 
-  // Calls work(), which accumulates dK and dV and advances q_state, for each work tile, and stores
-  // the result.
+  // Calls work(), which accumulates dK and dV and advances ds_count, the uses of this warpgroup's
+  // stages of dS, for each work tile, and stores the result.
   template <class Work>
-  __device__ __forceinline__ void for_each_work_tile(const QState& q_state, Work work) {
+  __device__ __forceinline__ void for_each_work_tile(const uint32_t& ds_count, Work work) {
     Base::for_each_work_tile([&] {
-      if (accumulate(work)) store(this->output_tile(), {q_state.count});
+      if (accumulate(work)) store(this->output_tile(), {ds_count});
     });
   }
 
   // As above, with S prefetched: start_s() issues the first S of a work tile, and dK and dV of the
   // tile before are stored before wait_s() waits for it. After the last tile: start_s(false).
   template <class StartS, class WaitS, class Work>
-  __device__ __forceinline__ void for_each_work_tile(const QState& q_state, StartS start_s,
+  __device__ __forceinline__ void for_each_work_tile(const uint32_t& ds_count, StartS start_s,
                                                      WaitS wait_s, Work work) {
     bool more = this->next_work_tile();
     start_s(more);
@@ -42,7 +42,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
       this->warpgroup_sync();
       more = this->next_work_tile();
       start_s(more);
-      if (whole) store(output_tile, {q_state.count});
+      if (whole) store(output_tile, {ds_count});
       wait_s();
     }
   }
@@ -84,7 +84,7 @@ class BwdDkDv : BwdWarpgroupBase<Config> {
       };
       char *const dv_row = row(to_dv), *const dk_row = row(to_dk);
       const int32_t keys = output_tile.keys - first;
-      storage_.ds.producer_acquire(at);
+      storage_.ds.producer_acquire(at, this->ds_substage());
       store_via_smem(dv, this->p_scale(), at, dv_row, to_dv.stride_seq * 2, keys, problem.dim_v);
       store_via_smem(dk, problem.scale, at, dk_row, to_dk.stride_seq * 2, keys, problem.dim_qk);
     }

@@ -77,9 +77,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       }
     };
     if constexpr (Config::kPrefetchS) {
-      dkdv_.for_each_work_tile(q_state_, start, [&] { wait_and_fence(s); }, mainloop);
+      dkdv_.for_each_work_tile(ds_count(), start, [&] { wait_and_fence(s); }, mainloop);
     } else {
-      dkdv_.for_each_work_tile(q_state_, [&] {
+      dkdv_.for_each_work_tile(ds_count(), [&] {
         start(true);
         mainloop();
       });
@@ -88,6 +88,14 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
 
  private:
   using STiles = SAccum[kSlices];  // S of a Q tile, then its dP
+  // Uses of this warpgroup's stages of dS so far.
+  __device__ __forceinline__ const uint32_t& ds_count() const {
+    return Config::kSplitsDs ? ds_count_ : q_state_.count;
+  }
+  __device__ __forceinline__ void acquire_ds() const {
+    storage_.ds.producer_acquire({ds_count()}, this->ds_substage());
+  }
+
   // Registers hold P for dS, which differs from P for dV.
   static constexpr bool kHoldsPForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
 
@@ -151,7 +159,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       // Issued now, it overlaps what follows.
       this->gemm_rs(dkdv_.dv, p[slice], this->dout(at, slice));
     });
-    if (!score_mod_.stages_p()) storage_.ds.producer_acquire({q_state_.count});
+    if (!score_mod_.stages_p()) acquire_ds();
     for_each_slice([&](auto slice) {
       constexpr bool kWaitsForDv = kMasked && kHoldsPForDs && kSlices > 1;  // masks need registers
       ptx::wgmma_wait<kWaitsForDv ? 0 : 2 * kSlices - 1 - slice>();
@@ -161,9 +169,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       score_mod_.template compute_ds<kMasked>(kHoldsPForDs ? p_for_ds[slice] : p[slice], dp[slice],
                                               ds[slice], at.stage(), q_state_.count, q_coord,
                                               slice);
-      this->store_ds(ds[slice], DsState{q_state_.count}.stage(), slice);
+      this->store_ds(ds[slice], DsState{ds_count()}.stage(), slice);
       if (slice == kSlices - 1) {
-        this->commit_ds({q_state_.count});
+        this->commit_ds({ds_count()});
         ptx::wgmma_wait<kSlices - 1>();
         ptx::reg_fence(dkdv_.dv);
         // Otherwise P for dS may take registers that a WGMMA still reads.
@@ -174,43 +182,55 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       this->gemm_rs(dkdv_.dk, ds[slice], this->q(at, slice));
     });
     q_state_.advance();
+    if (Config::kSplitsDs) ++ds_count_;
     if (Config::kPrefetchS && !Config::kSkipMaskedTiles)
       start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
     advance(q_coord, kind, prefetched);
+    // Q of this step is still held: the last stage that it leaves to others must not be passed.
+    while (Config::kPrefetchS && Config::kSplitsDs && (kind & kFullyMasked) &&
+           q_state_.count + 1 != at.count + Config::kQStages) {
+      pass_over(q_coord, kind, prefetched);
+    }
     if (Config::kPrefetchS && Config::kSkipMaskedTiles) start_s_gemm(s, needs_s(kind), [] {});
     ptx::wgmma_wait<Config::kPrefetchS ? kSlices : 0>();
     ptx::reg_fence(dkdv_.dk);
-    if (leader()) storage_.q.consumer_release(at);
+    this->release_q(at);
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
-  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys. Its S
-  // has not been issued.
+  // Passes over a Q tile that sees none of this warpgroup's keys, whose S has not been issued, and
+  // issues the next S.
   __device__ __forceinline__ void skip_tile(STiles& s, int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
-    static_assert(!Config::kSkipMaskedTiles || kSlices == 1, "dS of one slice is stored");
-    const QState at = q_state_;
-    // Every warp waits for each phase before the leader releases the stage: a warp that missed a
-    // phase would take the next but one for it.
-    storage_.q.consumer_wait(q_state_);
-    storage_.dout.consumer_wait(q_state_);
-    score_mod_.skip_bias(q_state_.count);
-    storage_.ds.producer_acquire({q_state_.count});
-    const PFragment zeros = {};
-    this->store_ds(zeros, DsState{q_state_.count}.stage());
-    this->commit_ds({q_state_.count});
-    this->release_dout(at);
-    this->warpgroup_sync();
-    if (leader()) {
-      if (kind & kLast) this->release_v();
-      storage_.q.consumer_release(at);
-    }
-    q_state_.advance();
-    advance(q_coord, kind, prefetched);
+    pass_over(q_coord, kind, prefetched);
     if (Config::kPrefetchS) {
       start_s_gemm(s, needs_s(kind), [] {});
       wait_and_fence(s);
     }
+  }
+
+  // Passes over such a Q tile. Unless kSplitsDs, stores dS = 0, for dQ over all keys.
+  __device__ __forceinline__ void pass_over(int32_t& q_coord, uint32_t& kind,
+                                            TilePrefetch& prefetched) {
+    static_assert(!Config::kSkipMaskedTiles || kSlices == 1, "dS of one slice is stored");
+    const QState at = q_state_;
+    // Every warp waits for each phase before the stage is released: a warp that missed a phase
+    // would take the next but one for it.
+    storage_.q.consumer_wait(q_state_);
+    storage_.dout.consumer_wait(q_state_);
+    score_mod_.skip_bias(q_state_.count);
+    if constexpr (!Config::kSplitsDs) {
+      acquire_ds();
+      const PFragment zeros = {};
+      this->store_ds(zeros, DsState{ds_count()}.stage());
+      this->commit_ds({ds_count()});
+    }
+    this->release_dout(at);
+    if (!Config::kSplitsDs) this->warpgroup_sync();
+    if ((kind & kLast) && leader()) this->release_v();
+    this->release_q(at);
+    q_state_.advance();
+    advance(q_coord, kind, prefetched);
   }
 
   // Advances q_coord and kind, and draws the dropout signs of the next Q tile: the next step lacks
@@ -239,8 +259,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
 
   BwdScoreMod<Config> score_mod_;
   BwdDkDv<Config> dkdv_;
-  QState q_state_;      // Q tiles so far
-  uint32_t k_address_;  // address of this warpgroup's rows of K
+  QState q_state_;         // Q tiles so far
+  uint32_t k_address_;     // address of this warpgroup's rows of K
+  uint32_t ds_count_ = 0;  // kSplitsDs: Q tiles so far that are not passed over
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -6,8 +6,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Makes the list of a work tile, by a warp: each lane lists the visible ones of 32 Q tiles of a
-// head. Loops are rolled: this warp has few registers.
+// Makes the list of a work tile, by a warp. Loops are rolled: this warp has few registers.
 template <class Config>
 class QTileLister {
  public:
@@ -25,8 +24,7 @@ class QTileLister {
     __syncwarp();  // one lane wrote the work tile
     uint32_t count = 0;
 #pragma unroll 1
-    for (int32_t n = 0; n < words() * params_.common.q_heads_per_kv_head; n += 32)
-      count += append(n + lane(), count);
+    for (int32_t n = 0; n < all_words(); n += 32) count = append(n, count);
     __syncwarp();  // the list is complete
     if (lane() == 0) work_tile_.iter_end = work_tile_.iter_begin + count;
   }
@@ -38,31 +36,55 @@ class QTileLister {
     return max((work_tile_.q_tiles.end + 31) / 32 - first_word(), 0);
   }
 
-  // Lists the visible Q tiles of word n of this lane, counted over all heads of the GQA group,
-  // behind `count` others and those of lower lanes. Returns how many all lanes have listed.
-  __device__ __forceinline__ uint32_t append(int32_t n, uint32_t count) const {
-    const int32_t head = n / words();
+  // The tiles of a word that lie in the interval.
+  static __device__ __forceinline__ uint32_t tiles_in(const volatile Interval& tiles,
+                                                      int32_t word) {
+    return bits_in({tiles.begin, tiles.end}, word * 32);
+  }
+
+  // Words of Q tiles, of all heads of the GQA group.
+  __device__ __forceinline__ int32_t all_words() const {
+    return words() * params_.common.q_heads_per_kv_head;
+  }
+
+  // Lists the visible Q tiles of 32 words from `first` on, behind `count` others. Each lane reads a
+  // word; then each lists a tile of every word. Returns the number of entries.
+  __device__ __forceinline__ uint32_t append(int32_t first, uint32_t count) const {
     QTileBits bits{};
-    const int32_t word = first_word() + n - head * words();
-    if (head < params_.common.q_heads_per_kv_head) bits = bits_of(head, word);
-    uint32_t left = (bits.any[0] | bits.any[1]) &
-                    bits_in({work_tile_.q_tiles.begin, work_tile_.q_tiles.end}, word * 32);
-    const uint32_t own = __popc(left);
-    uint32_t end = own;  // of this lane's entries
+    int32_t q_coord = 0;  // of the word's first tile
+    if (first + lane() < all_words()) {
+      const int32_t head = (first + lane()) / words(),
+                    word = first_word() + first + lane() - head * words();
+      bits = bits_of(head, word);
+      q_coord = head * kMaxListedTiles + word * 32;
+      const uint32_t any = (bits.any[0] | bits.any[1]) & tiles_in(work_tile_.q_tiles, word);
 #pragma unroll
-    for (int m = 1; m < 32; m *= 2) {
-      const uint32_t before = __shfl_sync(~0u, end, (lane() - m) & 31);
-      if (lane() >= m) end += before;
+      for (int half = 0; half < 2; ++half) {
+        bits.any[half] &= any;
+        if constexpr (Config::kSplitsDs)  // by position, too
+          bits.any[half] &= tiles_in(work_tile_.q_spans[half].any, word);
+      }
+      // A tile that sees keys of neither half by position stays: its dQ awaits this KV tile.
+      if constexpr (Config::kSplitsDs) bits.any[0] |= any & ~bits.any[1];
     }
-    uint32_t at = count + end - own;
+    uint32_t left = __ballot_sync(~0u, (bits.any[0] | bits.any[1]) != 0);
 #pragma unroll 1
-    for (; left != 0; left &= left - 1, ++at) {
-      const int32_t bit = __ffs(left) - 1, tile = word * 32 + bit;
-      uint32_t* const list = work_tile_.q_tile_list;
-      list[at] = QTileEntry::of(head, tile, bits, bit).word;
-      if (params_.common.ordered) list[params_.q_tile_list_size + at] = turn_of(head, tile);
+    for (; left != 0; left &= left - 1) {
+      const int from = __ffs(left) - 1;
+      const QTileBits of_word = {
+          {__shfl_sync(~0u, bits.any[0], from), __shfl_sync(~0u, bits.any[1], from)},
+          {__shfl_sync(~0u, bits.all[0], from), __shfl_sync(~0u, bits.all[1], from)}};
+      const int32_t own = __shfl_sync(~0u, q_coord, from) + lane();
+      const uint32_t any = of_word.any[0] | of_word.any[1];
+      if (any >> lane() & 1) {
+        uint32_t* const to = work_tile_.q_tile_list + count + __popc(any & ((1u << lane()) - 1));
+        *to = QTileEntry::of(own, of_word, lane()).word;
+        if (params_.common.ordered)
+          to[params_.q_tile_list_size] = turn_of(own / kMaxListedTiles, own % kMaxListedTiles);
+      }
+      count += __popc(any);
     }
-    return __shfl_sync(~0u, end, 31);
+    return count;
   }
 
   __device__ __forceinline__ int32_t kv_tile() const {

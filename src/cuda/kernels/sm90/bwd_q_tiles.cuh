@@ -17,15 +17,14 @@ struct QTileEntry {
   static_assert(int64_t{kMaxListedTiles} * kMaxListedHeads <= 1 << kFlags, "the bits of q_coord");
   uint32_t word;
 
-  static __device__ __forceinline__ QTileEntry of(int32_t head, int32_t tile, const QTileBits& bits,
-                                                  int bit) {
+  static __device__ __forceinline__ QTileEntry of(int32_t q_coord, const QTileBits& bits, int bit) {
     uint32_t flags = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       flags |= (bits.any[half] >> bit & 1) << half;
       flags |= (bits.all[half] >> bit & 1) << (2 + half);
     }
-    return {flags << kFlags | static_cast<uint32_t>(head * kMaxListedTiles + tile)};
+    return {flags << kFlags | static_cast<uint32_t>(q_coord)};
   }
 
   __device__ __forceinline__ int32_t q_coord() const {

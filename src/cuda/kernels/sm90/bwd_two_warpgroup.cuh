@@ -38,7 +38,7 @@ class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
         dkdv_(params, shared, storage, consumer) {}
 
   __device__ __forceinline__ void run() {
-    dkdv_.for_each_work_tile(q_state_, [&] { mainloop(); });
+    dkdv_.for_each_work_tile(q_state_.count, [&] { mainloop(); });
   }
 
  private:

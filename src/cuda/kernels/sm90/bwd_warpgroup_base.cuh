@@ -169,6 +169,10 @@ class BwdWarpgroupBase {
     storage_.q.consumer_wait(at);
     const QTileEntry entry{
         static_cast<const volatile uint32_t&>(storage_.q_tile_entries[at.stage()])};
+    if (Config::kSplitsDs && !entry.shows_any(consumer_)) {
+      kind = kValid | kFullyMasked | (count + 1 == work_tile().iter_end ? kLast : 0);
+      return;
+    }
     q_coord = entry.q_coord();
     kind = next_kind(q_coord, count, entry);
   }
@@ -183,7 +187,7 @@ class BwdWarpgroupBase {
     const bool all = tile >= full().begin && tile < full_end;
     uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0) |
                     (full_end == kHasLargeLse ? kLargeLse : 0);
-    if constexpr (Config::kSkipMaskedTiles) {
+    if constexpr (Config::kSkipMaskedTiles && !Config::kSplitsDs) {
       const volatile Interval& any = work_tile().q_spans[consumer_].any;
       if (tile < any.begin || tile >= any.end) kind |= kFullyMasked;
     }
@@ -254,11 +258,15 @@ class BwdWarpgroupBase {
     return shared_ + kFirst + stage * Config::kRowStatBytes + slice * kSliceQ * 4 + lane() % 4 * 8;
   }
 
+  // The substage of dS that this warpgroup fills.
+  __device__ __forceinline__ int32_t ds_substage() const {
+    return Config::kSplitsDs ? consumer_ : 0;
+  }
   // Signals the dQ warpgroup that this warp has stored its dS.
   __device__ __forceinline__ void commit_ds(DsState at) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) storage_.ds.producer_commit(at);
+    if (lane() == 0) storage_.ds.producer_commit(at, ds_substage());
   }
 
   // The bases of this lane's queries of a slice, see BackwardParams::softmax_base. count: Q
@@ -329,6 +337,13 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ void release_dout(QState at) const {
     __syncwarp();
     if (lane() == 0) storage_.dout.consumer_release(at);
+  }
+
+  // Releases Q and lse of the Q tile. Each warp arrives for itself where a warp may pass over
+  // tiles.
+  __device__ __forceinline__ void release_q(QState at) const {
+    if constexpr (Config::kSplitsDs) __syncwarp();
+    if (Config::kSplitsDs ? lane() == 0 : leader()) storage_.q.consumer_release(at);
   }
 
   // Releases K and V of the work tile, unless they were released early.

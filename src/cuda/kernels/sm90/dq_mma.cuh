@@ -2,6 +2,7 @@
 // to the threads of dq_reduce.cuh.
 #pragma once
 
+#include "cuda/kernels/sm90/bwd_q_tiles.cuh"
 #include "cuda/kernels/sm90/dq_inline_postprocess.cuh"
 #include "wgmma.cuh"
 
@@ -37,8 +38,12 @@ class DqMmaWarpgroup {
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_,
                        [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
-                         while (ds_state_.count != work_tile.iter_end)
-                           step(k_address<Config>(shared_, work_tile));
+                         QTileEntry next = entry_at(work_tile, ds_state_.count);
+                         while (ds_state_.count != work_tile.iter_end) {
+                           const QTileEntry entry = next;  // the next is loaded a step ahead
+                           next = entry_at(work_tile, ds_state_.count + 1);
+                           step(k_address<Config>(shared_, work_tile), entry);
+                         }
                          ptx::named_sync(kDqBarrier, 128);  // all have read the work tile
                          if (leader()) {
                            if (work_tile.iter_end != work_tile.iter_begin)
@@ -51,23 +56,44 @@ class DqMmaWarpgroup {
   }
 
  private:
+  using DsState = PipelineState<Config::kDsStages>;
+
   __device__ __forceinline__ bool leader() const { return no_hoist(threadIdx.x) % 128 == 0; }
 
-  // Computes dQ of a Q tile, a few subtiles at a time: most registers are the consumers'.
-  __device__ __forceinline__ void step(uint32_t keys) {
+  // Computes dQ of a Q tile, a few subtiles at a time: most registers are the consumers'. entry:
+  // kSplitsDs, says for which halves of the keys there is dS.
+  __device__ __forceinline__ void step(uint32_t keys, QTileEntry entry) {
+    wait_ds_full(entry);
+    if constexpr (Config::kSplitsDs) {
+      // Votes: no WGMMA may be in a branch that may diverge.
+      const int32_t half = __any_sync(~0u, entry.shows_any(0)) ? 0 : 1;
+      if (half == 0 && __any_sync(~0u, entry.shows_any(1))) {
+        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq_of_halves<2>(dq, keys, n, 0); });
+      } else {
+        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq_of_halves<1>(dq, keys, n, half); });
+      }
+      half_counts_ = (half_counts_ + entry.shows_any(0) + (entry.shows_any(1) << 16)) & 0x7fff7fff;
+    } else {
+      add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq(dq, keys, n); });
+    }
+    ds_state_.advance();
+  }
+
+  // Calls gemm(dq, n), which issues dQ of subtiles from n on, and passes dQ to the reducers.
+  template <class Gemm>
+  __device__ __forceinline__ void add_subtiles(QTileEntry entry, Gemm gemm) const {
     constexpr int kDqSubtiles = Config::kCtaDqSubtiles, kStages = Config::kDqStages;
     constexpr int kAtOnce = Config::kDqSubtilesAtOnce, kAccRegs = 32 * kAtOnce;
     constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // stage fills of these subtiles
-    wait_ds_full();
 #pragma unroll 1
     for (int32_t subtile = 0; subtile < kDqSubtiles; subtile += kAtOnce) {
       float dq[kAccRegs];
-      gemm_dq(dq, keys, subtile);
+      gemm(dq, subtile);
       const auto finish = [&] {
         ptx::wgmma_wait<0>();
         ptx::reg_fence(dq);
         // Releases dS of this CTA and the copy of the peer's.
-        if (subtile == kDqSubtiles - kAtOnce && leader()) storage_.ds.consumer_release(ds_state_);
+        if (subtile == kDqSubtiles - kAtOnce) release_ds(entry);
       };
       if (Config::kTwoCta) finish();  // the peer waits for it, too
 #pragma unroll
@@ -81,16 +107,71 @@ class DqMmaWarpgroup {
                                  ds_state_.count % 2, stage);
       }
     }
-    ds_state_.advance();
+  }
+
+  // kSplitsDs: the entry of Q tile `count`, if the work tile has it.
+  __device__ __forceinline__ QTileEntry entry_at(const volatile BwdWorkTile<Config>& work_tile,
+                                                 uint32_t count) const {
+    if (!Config::kSplitsDs || count == work_tile.iter_end) return {};
+    const uint32_t* const list = work_tile.q_tile_list;
+    return {list[count - work_tile.iter_begin]};
+  }
+
+  // The uses of a consumer's stages of dS so far, modulo 2^15: those of both share a register.
+  __device__ __forceinline__ DsState half_state(int half) const {
+    return {half_counts_ >> 16 * half & 0xffff};
+  }
+
+  // Calls work(state, substage) for each part of dS of a Q tile.
+  template <class Work>
+  __device__ __forceinline__ void for_each_ds(QTileEntry entry, Work work) const {
+    if constexpr (Config::kSplitsDs) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (entry.shows_any(half)) work(half_state(half), half);
+      }
+    } else {
+      work(ds_state_, 0);
+    }
   }
 
   // Waits for dS. Converts a complete dQ tile meanwhile, if there is one.
-  __device__ __forceinline__ void wait_ds_full() const {
+  __device__ __forceinline__ void wait_ds_full(QTileEntry entry) const {
     if constexpr (Config::kInlinePostprocess) {
-      const bool there = storage_.ds.consumer_test(ds_state_);
+      bool there = true;
+      for_each_ds(entry,
+                  [&](DsState at, int half) { there &= storage_.ds.consumer_test(at, half); });
       if (!__all_sync(~0u, there)) DqInlinePostprocess<Config>(params_, storage_).poll();
     }
-    storage_.ds.consumer_wait(ds_state_);
+    for_each_ds(entry, [&](DsState at, int half) { storage_.ds.consumer_wait(at, half); });
+  }
+
+  __device__ __forceinline__ void release_ds(QTileEntry entry) const {
+    if (!leader()) return;
+    for_each_ds(entry, [&](DsState at, int half) { storage_.ds.consumer_release(at, half); });
+  }
+
+  // kSplitsDs: dq = dS K over kHalves halves of the keys, from `half` on, for 64 columns.
+  template <int kHalves>
+  __device__ __forceinline__ void gemm_dq_of_halves(float (&dq)[32], uint32_t k, int32_t subtile,
+                                                    int32_t half) const {
+    constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+    static_assert(kTileQ == 64 && kTileKv == 128, "halves of 64 keys");
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < kHalves; ++m, ++half) {
+      const uint32_t stage = half_state(half).stage() * Config::kDsBytes;
+      const ptx::SmemDescriptor ds =
+          ptx::SmemDescriptor::at(shared_ + Config::kDs + stage + half * (kTileQ * 128), 0);
+      const ptx::SmemDescriptor keys =
+          ptx::SmemDescriptor::at(k + subtile * (kTileKv * 128) + half * (64 * 128), 0);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        ptx::wgmma_ss<typename Config::T, 0, 1>(dq, ds.advance(n * 32).descriptor(),
+                                                keys.advance(n * 2048).descriptor(), m + n > 0);
+      }
+    }
+    ptx::wgmma_commit();
   }
 
   // dq = dS K over all keys of the work tile, for a few subtiles of 64 columns or 64 queries. In a
@@ -133,7 +214,8 @@ class DqMmaWarpgroup {
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  PipelineState<Config::kDsStages> ds_state_;  // Q tiles so far
+  DsState ds_state_;          // Q tiles so far
+  uint32_t half_counts_ = 0;  // kSplitsDs: see half_state()
 };
 
 }  // namespace flashattn::cuda::sm90
