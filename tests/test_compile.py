@@ -41,6 +41,14 @@ def test_operands_that_are_read(reader):
     assert not compile_py.overwritten(listing(*UNDER_WAY, reader))
 
 
+def test_operands_of_e4m3():
+    product = "QGMMA.64x64x32.F32.E4M3.E4M3 R24, R100, gdesc[UR16], R24, gsb0"
+    writer = "F2FP.SATFINITE.E4M3.F32.PACK_AB_MERGE_C R103, R25, R24, RZ"
+    assert len(compile_py.overwritten(listing(product, writer))) == 1
+    wait = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    assert not compile_py.overwritten(listing(product, wait, writer))
+
+
 def test_groups_end_in_their_order():
     waited = [*UNDER_WAY, "WARPGROUP.DEPBAR.LE gsb0, 0x1"]
     assert not compile_py.overwritten(listing(*waited, "MOV R184, R2"))

@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
     def writes(self) -> Set[int]:
         """Registers, all that it may."""
         base = self.name.split(".")[0]
-        if base in READERS or base.startswith(("U", "WARPGROUP", "HGMMA")):
+        if base in READERS or base.startswith(("U", "WARPGROUP", "HGMMA", "QGMMA")):
             return set()
         wide = re.search(r"\.(128|MT?88\.4)", self.name)
         count = 4 if wide else 2 if re.search(r"\.64|WIDE|CS2R|88\.2", self.name) else 1
@@ -90,7 +90,7 @@ def under_way(instruction: Instruction, groups: Groups) -> Groups:
     name, operands = instruction.name, instruction.operands
     if name.startswith("WARPGROUP.DEPBAR"):
         return groups[-1 - int(operands[1], 16):]
-    if not name.startswith("HGMMA"):
+    if not name.startswith(("HGMMA", "QGMMA")):
         return groups
     groups = (*groups[:-1], groups[-1] | registers(operands[1], 4))
     if "gsb0" in operands:

@@ -101,18 +101,23 @@ class ChunkTransform {
       finish_pairs<kLog2Tiles>(y);
       // The larger magnitude of a + b and a - b is |a| + |b|.
       constexpr int kStep = kLog2Tiles > 0 ? 2 : 1;
-#pragma unroll 1
-      for (int try_finite = 0; try_finite < 2; ++try_finite) {
-        most = 0;
+      const auto magnitude = [&](int tile, int n) {
+        return fabsf(y[tile][n]) + (kStep > 1 ? fabsf(y[tile + 1][n]) : 0.0f);
+      };
 #pragma unroll
-        for (int tile = 0; tile < kTiles; tile += kStep) {
+      for (int tile = 0; tile < kTiles; tile += kStep) {
 #pragma unroll
-          for (int n = 0; n < kLaneColumns; ++n) {
-            const float each = fabsf(y[tile][n]) + (kStep > 1 ? fabsf(y[tile + 1][n]) : 0.0f);
-            if (!try_finite || each <= FLT_MAX) most = fmaxf(most, each);
-          }
+        for (int n = 0; n < kLaneColumns; ++n) most = fmaxf(most, magnitude(tile, n));
+      }
+      if (most <= FLT_MAX) return;  // NaN is passed over
+      most = 0;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile += kStep) {
+#pragma unroll
+        for (int n = 0; n < kLaneColumns; ++n) {
+          const float each = magnitude(tile, n);
+          if (each <= FLT_MAX) most = fmaxf(most, each);
         }
-        if (most <= FLT_MAX) return;  // NaN is passed over
       }
     });
     return most;

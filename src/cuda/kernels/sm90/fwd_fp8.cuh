@@ -21,13 +21,14 @@
 // structure (fwd_fp8_softmax.cuh, fwd_fp8_descales.cuh); other modifications and their combinations
 // are asked at run time, for each element, with masks and a new base in every tile.
 //
-// Clocks of a step of a warpgroup at D = 256, measured: P V 870 and Q K^T 760, of which the tensor
-// cores need 512 each, softmax 1,090, barriers 170; 2,900 in all, without waits for K or V. The
-// registers' bandwidth is shared by the tensor cores and 440 other instructions: without the 64
-// that sum P the kernel is 3 % faster, while nothing that reorders them gains: K awaited before P
-// V, the scheduler barrier passed after P V or left out (0 to -1 %), exponentials apart from their
-// sums
-// (-2 %), P V in groups of 32 columns (-4 %, also with the last beside Q K^T) or of 128 (-2 %).
+// Early Q K^T (kSplitsQk). While a warpgroup adds its last P V to O, it would have no work for the
+// tensor cores, as Q K^T needs the registers of P V: so half of Q K^T, which needs half of them, is
+// issued before. Gains: D = 256 2 to 4 %, D = 128 9 %, 2 to 5 % beside the transposition of V. The
+// scheduler barrier passed earlier than after both halves costs up to 6 %, left out 4 to 16 %.
+//
+// Early conversion (kPacksFirst). ptxas merges two pairs of E4M3 as it converts the second, without
+// an instruction for it, if no barrier, vote or branch stands between exponentials and conversion:
+// so P is packed before its sums are checked. Gains: D = 256 1 %, D = 64 0 to 2 %.
 //
 // Shared memory: Q | K stages | V^T stages | V stages, with kTransposesV | O | SharedStorage.
 #pragma once
@@ -59,8 +60,16 @@ struct FwdFp8Config {
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.
   static constexpr bool kSerial = kDimV > 64 || kOnlineSoftmax;
-  static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // x 64 columns
-  static constexpr int kPromoteEvery = kSerial ? 1 : 4;                           // KV tiles
+  // Q K^T is issued in two halves of the keys, the first before the last P V is added to O; P V
+  // lies in the registers of the scores. Narrower WGMMAs read shared memory more often, which at D
+  // = 256 is too busy beside the transposition of V.
+  static constexpr bool kSplitsQk =
+      kSerial && ScoreMod::kIsPlain && (kDimV == 128 || !kTransposesV);
+  // P of tiles without masks is packed before its sums say whether it exceeds E4M3.
+  static constexpr bool kPacksFirst = ScoreMod::kIsPlain && (kSplitsQk || !kSerial);
+  static constexpr int kPvInFlight =  // x 64 columns
+      kSplitsQk || (kConsumers == 2 && !kOnlineSoftmax) ? 2 : 1;
+  static constexpr int kPromoteEvery = kSerial ? 1 : 4;  // KV tiles
   static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kOnlineSoftmax ? 56 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 1   ? 248

@@ -2,6 +2,9 @@
 // fwd_fp8.cuh.
 #pragma once
 
+#include <cstddef>
+#include <type_traits>
+
 #include "cuda/kernels/sm90/fwd_fp8_epilogue.cuh"
 #include "cuda/kernels/sm90/fwd_fp8_softmax.cuh"
 #include "wgmma.cuh"
@@ -125,20 +128,28 @@ class FwdFp8Mainloop : FwdFp8Softmax<Config> {
   }
 
   // P V of the tile before, Q K^T of tile n, its softmax. Returns whether a P of this warp may
-  // exceed E4M3: then s_ holds P, and row_sum_ lacks its sums.
+  // exceed E4M3: then s_ holds P, which must be packed again, and row_sum_ lacks its sums.
   template <bool kMasked>
   __device__ __forceinline__ bool step(int32_t n) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     storage_.v.consumer_wait(v_state);
     this->warp_scheduler_sync();
-    if constexpr (Config::kSerial) {
-      add_pv(v_state);
+    if constexpr (Config::kSplitsQk) {
+      add_pv(v_state, [this] {
+        storage_.k.consumer_wait(kv_state_);
+        gemm_qk<0>(half_of_s<0>(), kv_state_);
+      });
+      gemm_qk<kTileKv / 2>(half_of_s<1>(), kv_state_);
     } else {
-      gemm_pv(pv_, v_state, 0, unpromoted_);
+      if constexpr (Config::kSerial) {
+        add_pv(v_state, nullptr);
+      } else {
+        gemm_pv(pv_, v_state, 0, unpromoted_);
+      }
+      storage_.k.consumer_wait(kv_state_);
+      gemm_qk(kv_state_);
     }
-    storage_.k.consumer_wait(kv_state_);
-    gemm_qk(kv_state_);
     this->warp_scheduler_arrive();
     if constexpr (!Config::kSerial) {
       ptx::wgmma_wait<1>();
@@ -146,30 +157,60 @@ class FwdFp8Mainloop : FwdFp8Softmax<Config> {
       this->consumer_release(storage_.v, v_state);
       if (++unpromoted_ == Config::kPromoteEvery) promote();
     }
-    ptx::wgmma_wait<0>();
-    ptx::reg_fence(s_);
+    constexpr bool kPacksFirst = Config::kPacksFirst && !kMasked;
+    constexpr int kEarly = kPacksFirst && Config::kSplitsQk ? kTileKv / 2 : 0;  // keys
+    if constexpr (kEarly > 0) {
+      // P of half of the keys, while the tensor cores compute the scores of the others.
+      ptx::wgmma_wait<1>();
+      ptx::reg_fence(half_of_s<0>());
+      this->template exp2_plain<false, 0, kEarly / 2>();
+      convert_p<0, kEarly>(ptx::pack_e4m3_here);
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(half_of_s<1>());
+    } else {
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(s_);
+    }
     this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
+    if constexpr (kPacksFirst) {
+      this->template exp2_plain<false, kEarly / 2, kTileKv / 2>();
+      convert_p<kEarly, kTileKv>(ptx::pack_e4m3_here);
+      const bool overflow = this->exceeds_e4m3();
+      if (!overflow) add_sums();
+      return overflow;
+    }
     const bool overflow = this->template softmax<kMasked>(n);
     if (!overflow) pack_p(n);
     return overflow;
   }
 
-  // Packs P to E4M3. Four elements of the accumulator are four of the operand, as V^T orders its
-  // keys.
-  __device__ __forceinline__ void pack_p(int32_t n) {
+  __device__ __forceinline__ void add_sums() {
     row_sum_[0] += tile_sum_[0];
     row_sum_[1] += tile_sum_[1];
+  }
+
+  // Sums P and packs it to E4M3.
+  __device__ __forceinline__ void pack_p(int32_t n) {
+    add_sums();
     if constexpr (kIsRuntime) {
       score_mod().apply_dropout(s_, n);
       descales().weigh(s_, n, inverse_v_);
     }
+    convert_p<0, kTileKv>(
+        [](float a, float b, float c, float d) { return ptx::pack_e4m3(a, b, c, d); });
+  }
+
+  // P of the keys [kBegin, kEnd) to E4M3. Four elements of the accumulator are four of the operand,
+  // as V^T orders its keys.
+  template <int kBegin, int kEnd, class Pack>
+  __device__ __forceinline__ void convert_p(Pack pack) {
 #pragma unroll
-    for (int j = 0; j < kTileKv / 32; ++j) {
+    for (int j = kBegin / 32; j < kEnd / 32; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* x = &s_[16 * j + i % 2 * 2 + i / 2 * 8];
-        p_[4 * j + i] = ptx::pack_e4m3(x[0], x[1], x[4], x[5]);
+        p_[4 * j + i] = pack(x[0], x[1], x[4], x[5]);
       }
     }
   }
@@ -190,16 +231,35 @@ class FwdFp8Mainloop : FwdFp8Softmax<Config> {
     return ptx::SmemDescriptor::at(no_hoist(this->shared_) + offset, 0);
   }
 
+  // One of the halves of s_, the accumulator of a WGMMA.
+  using HalfOfS = float[kTileKv / 4];
+  template <int kHalf>
+  __device__ __forceinline__ HalfOfS& half_of_s() {
+    return *reinterpret_cast<HalfOfS*>(&s_[kHalf * (kTileKv / 4)]);
+  }
+
   __device__ __forceinline__ void gemm_qk(const KvState& state) {
+    if constexpr (Config::kSplitsQk) {
+      gemm_qk<0>(half_of_s<0>(), state);
+      gemm_qk<kTileKv / 2>(half_of_s<1>(), state);
+    } else {
+      gemm_qk<0>(s_, state);
+    }
+  }
+
+  // to = Q K^T for the keys of the tile from kFirst on.
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void gemm_qk(float (&to)[kCount], const KvState& state) {
     constexpr int kRow = Config::kPanelBytes;
-    const ptx::SmemDescriptor k = at(Config::kKOffset).advance(state.stage() * Config::kKBytes);
+    const ptx::SmemDescriptor k =
+        at(Config::kKOffset).advance(state.stage() * Config::kKBytes + kFirst * kRow);
     const ptx::SmemDescriptor q = at(warpgroup_ * 64 * Config::kPanelBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 32; ++x) {
       const int panel = x * 32 / kRow, column = x * 32 % kRow;
       ptx::wgmma_ss<Element, 0, 0>(
-          s_, q.advance(panel * kTileQ * kRow + column).template descriptor<kRow>(),
+          to, q.advance(panel * kTileQ * kRow + column).template descriptor<kRow>(),
           k.advance(panel * kTileKv * kRow + column).template descriptor<kRow>(), x > 0);
     }
     ptx::wgmma_commit();
@@ -220,15 +280,24 @@ class FwdFp8Mainloop : FwdFp8Softmax<Config> {
     ptx::wgmma_commit();
   }
 
-  // O += P V, 64 columns at a time; releases V.
-  __device__ __forceinline__ void add_pv(const KvState& state) {
-    float pv[Config::kPvInFlight][32];
+  // O += P V, 64 columns at a time; releases V. issue_next: issues a WGMMA, of which the result
+  // takes the place of P V but for the last columns.
+  template <class IssueNext>
+  __device__ __forceinline__ void add_pv(const KvState& state, IssueNext issue_next) {
+    constexpr bool kIssuesNext = !std::is_same_v<IssueNext, std::nullptr_t>;
+    static_assert(!kIssuesNext || (Config::kPvInFlight == 2 && kDimV % 128 == 0));
+    float own[Config::kSplitsQk ? 1 : Config::kPvInFlight][32];
+    HalfOfS(&pv)[Config::kPvInFlight] =
+        *reinterpret_cast<HalfOfS(*)[Config::kPvInFlight]>(Config::kSplitsQk ? s_ : own[0]);
     gemm_pv(pv[0], state, 0, 0);
 #pragma unroll
     for (int subtile = 0; subtile < kDimV / 64; ++subtile) {
       const bool last = subtile + 1 == kDimV / 64;
       if (Config::kPvInFlight > 1 && !last) {
         gemm_pv(pv[(subtile + 1) % Config::kPvInFlight], state, (subtile + 1) * 64, 0);
+        ptx::wgmma_wait<1>();
+      } else if constexpr (kIssuesNext) {
+        issue_next();
         ptx::wgmma_wait<1>();
       } else {
         ptx::wgmma_wait<0>();
@@ -250,7 +319,7 @@ class FwdFp8Mainloop : FwdFp8Softmax<Config> {
 
   __device__ __forceinline__ void last_gemm_pv() {
     if constexpr (Config::kSerial) {
-      add_pv(kv_state_);
+      add_pv(kv_state_, nullptr);
     } else {
       gemm_pv(pv_, kv_state_, 0, unpromoted_);
       ptx::wgmma_wait<0>();

@@ -55,13 +55,24 @@ class FwdFp8Softmax : public FwdSoftmax<Config> {
     } else if constexpr (Config::kHasSoftcap) {
       exp2_tanh<true>();
     } else {
-      exp2_and_sum([&](float x, int i) {
-        const int mi = i / 2 % 2;
-        const float base = kMasked ? this->base(mi) : softmax_base_[mi] * kScoreUnit;
-        return fmaf(x, score_factor(), -base);
-      });
+      exp2_plain<kMasked>();
     }
+    return exceeds_e4m3();
+  }
+
+  // Whether a P of this warp may exceed the largest number of E4M3.
+  __device__ __forceinline__ bool exceeds_e4m3() const {
     return __any_sync(~0u, !(fmaxf(tile_sum_[0], tile_sum_[1]) <= ptx::kMaxE4m3));
+  }
+
+  // P of scores that nothing modifies but the scale, and its sums.
+  template <bool kMasked, int kBegin = 0, int kEnd = kTileKv / 2>
+  __device__ __forceinline__ void exp2_plain() {
+    exp2_and_sum<kBegin, kEnd>([&](float x, int i) {
+      const int mi = i / 2 % 2;
+      const float base = kMasked ? this->base(mi) : softmax_base_[mi] * kScoreUnit;
+      return fmaf(x, score_factor(), -base);
+    });
   }
 
   // The factor from s_, modified, to scores in units of kScoreUnit log2(e).
@@ -69,11 +80,11 @@ class FwdFp8Softmax : public FwdSoftmax<Config> {
     return kHasBlockDescales || Config::kHasAlibi ? 1.0f : exponent_scale_;
   }
 
-  // Turns scores into P = 2^exponent(score, i) and sums them.
-  template <class Exponent>
+  // Turns scores [kBegin, kEnd) into P = 2^exponent(score, i), and sums all up to there.
+  template <int kBegin = 0, int kEnd = kTileKv / 2, class Exponent>
   __device__ __forceinline__ void exp2_and_sum(Exponent exponent) {
 #pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
+    for (int i = kBegin; i < kEnd; ++i) {
       s_[i] = ptx::exp2(exponent(s_[i], i));
       float& t = tile_sum_[i / 2 % 2];
       t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];

@@ -19,6 +19,7 @@ inline uint32_t pack_e4m3(float low, float high) {
 inline uint32_t pack_e4m3(float a, float b, float c, float d) {
   return pack_e4m3(a, b) | pack_e4m3(c, d) << 16;
 }
+inline uint32_t pack_e4m3_here(float a, float b, float c, float d) { return pack_e4m3(a, b, c, d); }
 
 inline const bool kUnpacksE4m3 = emulator::compute_capability() >= 89;
 
