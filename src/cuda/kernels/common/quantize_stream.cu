@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kSt
   const int32_t ahead = stream.ahead_chunks;
   const uint32_t ahead_bytes = ahead * blockDim.x * Ring<T>::kThreadBytes;
   Ring<T> loaded(first_slot, ahead + (kAgain ? 0 : stream.kept_chunks));
-  Ring<T> kept(first_slot + (kAgain ? ahead_bytes : 0), stream.kept_chunks + (kAgain ? 0 : ahead));
+  Ring<T> kept = loaded;
+  if (kAgain) kept = Ring<T>(first_slot + ahead_bytes, stream.kept_chunks);
   Ring<T> written = kept;
   Ring<T> loaded_again(
       first_slot + ahead_bytes + stream.kept_chunks * blockDim.x * Ring<T>::kThreadBytes, ahead);
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(kKept == Kept::kSome ? kMaxThreadsOfSome : kSt
             }
           }
         }
-        if (kTransforms) rows.next_chunk();
+        if (kTransforms && (task.subtracts || shifts)) rows.next_chunk();
       }
     };
     // Writes a chunk of the block before.
