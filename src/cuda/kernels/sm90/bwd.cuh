@@ -23,9 +23,8 @@
 // that no role meets a hidden one. Before, bwd_block_mask.cu finds which tiles the mask shows, in
 // bits, and for each Q tile the number of KV tiles that add to its dQ. The scheduler's warp makes a
 // list for each work tile, bwd_q_tile_list.cuh; the producer and the reducers walk it, and the
-// producer passes each entry to the consumers with its Q. Where blocks may be half of a KV tile
-// and D = 64, a Q tile that sees the keys of one consumer costs the other, and the dQ warpgroup,
-// which walks the list, too, nothing for those it does not see (kSplitsDs).
+// producer passes each entry to the consumers with its Q. With kSplitsDs the dQ warpgroup
+// walks it, too: a consumer stores no dS of a Q tile that sees none of its keys.
 //
 // Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
 // both the tensor cores and shared memory busy.

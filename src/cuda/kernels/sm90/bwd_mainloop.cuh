@@ -47,7 +47,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       SoftcapRange range{true, true};
       while (kind != kNoTile && !(Config::kLargeLseApart && (kind & Base::kLargeLse))) {
         if (Config::kSkipMaskedTiles && (kind & kFullyMasked)) {
-          skip_tile(s, q_coord, kind, prefetched);
+          skip_and_start_s(s, q_coord, kind, prefetched);
           continue;
         }
         SoftcapRange of_tile = range;
@@ -186,10 +186,10 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     if (Config::kPrefetchS && !Config::kSkipMaskedTiles)
       start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
     advance(q_coord, kind, prefetched);
-    // Q of this step is still held: the last stage that it leaves to others must not be passed.
+    // Q of this step is still held: a wait for the tile in its stage would not end.
     while (Config::kPrefetchS && Config::kSplitsDs && (kind & kFullyMasked) &&
            q_state_.count + 1 != at.count + Config::kQStages) {
-      pass_over(q_coord, kind, prefetched);
+      skip_tile(q_coord, kind, prefetched);
     }
     if (Config::kPrefetchS && Config::kSkipMaskedTiles) start_s_gemm(s, needs_s(kind), [] {});
     ptx::wgmma_wait<Config::kPrefetchS ? kSlices : 0>();
@@ -198,19 +198,19 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
-  // Passes over a Q tile that sees none of this warpgroup's keys, whose S has not been issued, and
-  // issues the next S.
-  __device__ __forceinline__ void skip_tile(STiles& s, int32_t& q_coord, uint32_t& kind,
-                                            TilePrefetch& prefetched) {
-    pass_over(q_coord, kind, prefetched);
+  // Skips a Q tile that sees none of this warpgroup's keys, whose S has not been issued, and issues
+  // the next S.
+  __device__ __forceinline__ void skip_and_start_s(STiles& s, int32_t& q_coord, uint32_t& kind,
+                                                   TilePrefetch& prefetched) {
+    skip_tile(q_coord, kind, prefetched);
     if (Config::kPrefetchS) {
       start_s_gemm(s, needs_s(kind), [] {});
       wait_and_fence(s);
     }
   }
 
-  // Passes over such a Q tile. Unless kSplitsDs, stores dS = 0, for dQ over all keys.
-  __device__ __forceinline__ void pass_over(int32_t& q_coord, uint32_t& kind,
+  // Skips such a Q tile. Unless kSplitsDs, stores dS = 0, for dQ over all keys.
+  __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
     static_assert(!Config::kSkipMaskedTiles || kSlices == 1, "dS of one slice is stored");
     const QState at = q_state_;
@@ -261,7 +261,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   BwdDkDv<Config> dkdv_;
   QState q_state_;         // Q tiles so far
   uint32_t k_address_;     // address of this warpgroup's rows of K
-  uint32_t ds_count_ = 0;  // kSplitsDs: Q tiles so far that are not passed over
+  uint32_t ds_count_ = 0;  // kSplitsDs: Q tiles so far that were not skipped
 };
 
 }  // namespace flashattn::cuda::sm90

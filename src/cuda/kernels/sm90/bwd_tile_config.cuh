@@ -60,7 +60,7 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDimQk, kDimV, kTileQ, 128, ScoreMo
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
   static constexpr int kKStages = kKStages_;  // the next K is loaded while dQ needs this one
   // kSplitsDs: each consumer passes its dS to the dQ warpgroup by a pipeline of its own, with
-  // stages for the Q tiles that see its keys, and it passes over the others; not at D = 128, which
+  // stages for the Q tiles that see its keys only, and skips the others. Not at D = 128, which
   // would lose 1 to 8 %.
   static constexpr bool kSplitsDs = Tiles::kSplitsBlockMask && kDimQk == 64;
   static constexpr int kDsArrivals = kSplitsDs ? 4 : 8, kDoArrivals = 8;  // one per warp

@@ -339,8 +339,8 @@ class BwdWarpgroupBase {
     if (lane() == 0) storage_.dout.consumer_release(at);
   }
 
-  // Releases Q and lse of the Q tile. Each warp arrives for itself where a warp may pass over
-  // tiles.
+  // Releases Q and lse of the Q tile. With kSplitsDs each warp arrives for
+  // itself: a skipped tile has no barrier of the warpgroup.
   __device__ __forceinline__ void release_q(QState at) const {
     if constexpr (Config::kSplitsDs) __syncwarp();
     if (Config::kSplitsDs ? lane() == 0 : leader()) storage_.q.consumer_release(at);
