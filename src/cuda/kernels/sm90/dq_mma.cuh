@@ -68,9 +68,9 @@ class DqMmaWarpgroup {
       // Votes: no WGMMA may be in a branch that may diverge.
       const int32_t half = __any_sync(~0u, entry.shows_any(0)) ? 0 : 1;
       if (half == 0 && __any_sync(~0u, entry.shows_any(1))) {
-        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq_of_halves<2>(dq, keys, n, 0); });
+        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq<2>(dq, keys, n); });
       } else {
-        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq_of_halves<1>(dq, keys, n, half); });
+        add_subtiles(entry, [&](auto& dq, int32_t n) { gemm_dq<1>(dq, keys, n, half); });
       }
       half_counts_ = (half_counts_ + entry.shows_any(0) + (entry.shows_any(1) << 16)) & 0x7fff7fff;
     } else {
@@ -151,49 +151,34 @@ class DqMmaWarpgroup {
     for_each_ds(entry, [&](DsState at, int half) { storage_.ds.consumer_release(at, half); });
   }
 
-  // kSplitsDs: dq = dS K over kHalves halves of the keys, from `half` on, for 64 columns.
-  template <int kHalves>
-  __device__ __forceinline__ void gemm_dq_of_halves(float (&dq)[32], uint32_t k, int32_t subtile,
-                                                    int32_t half) const {
-    constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-    static_assert(kTileQ == 64 && kTileKv == 128, "halves of 64 keys");
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int m = 0; m < kHalves; ++m, ++half) {
-      const uint32_t stage = half_state(half).stage() * Config::kDsBytes;
-      const ptx::SmemDescriptor ds =
-          ptx::SmemDescriptor::at(shared_ + Config::kDs + stage + half * (kTileQ * 128), 0);
-      const ptx::SmemDescriptor keys =
-          ptx::SmemDescriptor::at(k + subtile * (kTileKv * 128) + half * (64 * 128), 0);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        ptx::wgmma_ss<typename Config::T, 0, 1>(dq, ds.advance(n * 32).descriptor(),
-                                                keys.advance(n * 2048).descriptor(), m + n > 0);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-
   // dq = dS K over all keys of the work tile, for a few subtiles of 64 columns or 64 queries. In a
   // cluster each CTA computes half of the columns: over its own keys first, while the peer's dS
-  // arrives.
-  template <int kAccRegs>
-  __device__ __forceinline__ void gemm_dq(float (&dq)[kAccRegs], uint32_t k,
-                                          int32_t subtile) const {
+  // arrives. kSplitsDs: over kPanels halves of the keys, from `first` on.
+  template <int kPanels = Config::kTileKv / 64, int kAccRegs>
+  __device__ __forceinline__ void gemm_dq(float (&dq)[kAccRegs], uint32_t k, int32_t subtile,
+                                          int32_t first = 0) const {
     constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
     constexpr int kPanel = kAccRegs > 32 ? kTileKv * 128 : 0;
     const uint32_t columns = kTileQ == 64 ? subtile * kTileKv * 128 : 0;
     const uint32_t rows = kTileQ == 64 ? 0 : subtile * 64 * 128;
     const uint32_t half = cta_rank<Config>() * (Config::kCtaDqSubtiles * kTileKv * 128);
     const ptx::SmemDescriptor keys = ptx::SmemDescriptor::at(k + half + columns, kPanel);
-    const ptx::SmemDescriptor ds = ptx::SmemDescriptor::at(
-        shared_ + Config::kDs + ds_state_.stage() * Config::kDsBytes + rows, 0);
+    const auto ds_of = [&](int32_t panel) {
+      const DsState at = Config::kSplitsDs ? half_state(panel) : ds_state_;
+      return ptx::SmemDescriptor::at(shared_ + Config::kDs + at.stage() * Config::kDsBytes + rows,
+                                     0)
+          .advance(panel * kTileQ * 128);
+    };
     ptx::wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < kTileKv / 16; ++n) {
-      ptx::wgmma_ss<typename Config::T, 0, 1>(
-          dq, ds.advance(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
-          keys.advance(n * 2048).descriptor(), n > 0);
+    for (int m = 0; m < kPanels; ++m) {
+      const ptx::SmemDescriptor ds = ds_of(first + m);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        ptx::wgmma_ss<typename Config::T, 0, 1>(
+            dq, ds.advance(n * 32).descriptor(),
+            keys.advance((first + m) * (64 * 128) + n * 2048).descriptor(), m + n > 0);
+      }
     }
     ptx::wgmma_commit();
     if constexpr (Config::kTwoCta) {
@@ -204,7 +189,7 @@ class DqMmaWarpgroup {
 #pragma unroll
       for (int n = 0; n < kTileKv / 16; ++n) {
         ptx::wgmma_ss<typename Config::T, 0, 1>(
-            dq, ds.advance(Config::kCtaDsBytes + n * 32).descriptor(),
+            dq, ds_of(0).advance(Config::kCtaDsBytes + n * 32).descriptor(),
             others.advance(n * 2048).descriptor(), 1);
       }
       ptx::wgmma_commit();
